@@ -112,15 +112,12 @@ def _parse_stop(field: str, value: object) -> tuple[str, ...]:
         raise ParameterError(field, "must be a string or a list of strings")
     if len(stops) > MAX_STOPS:
         raise ParameterError(field, f"must hold at most {MAX_STOPS} strings")
-    return tuple(_parse_stop_string(field, stop) for stop in stops)
-
-
-def _parse_stop_string(field: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ParameterError(field, "must be a string or a list of strings")
-    if not 1 <= len(value.encode("utf-8", errors="replace")) <= MAX_STOP_BYTES:
-        raise ParameterError(field, f"each string must be 1 to {MAX_STOP_BYTES} bytes long")
-    return value
+    for stop in stops:
+        if not isinstance(stop, str):
+            raise ParameterError(field, "must be a string or a list of strings")
+        if not 1 <= len(stop.encode("utf-8", errors="replace")) <= MAX_STOP_BYTES:
+            raise ParameterError(field, f"each string must be 1 to {MAX_STOP_BYTES} bytes long")
+    return tuple(stops)
 
 
 def _parse_number(field: str, value: object) -> float:

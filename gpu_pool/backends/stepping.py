@@ -106,10 +106,22 @@ class RowLoop(Generic[R]):
         """See `SteppingBackend`."""
         try:
             ended, self._rejected = self._rejected, []
-            ended += self._embed(progress)
+            if self._embedding:
+                keys = list(self._embedding)[:VECTORS]
+                items = [self._embedding.pop(key) for key in keys]
+                ended += zip(keys, self._vectors(items, progress), strict=True)
             if self._running:
                 self._decoder.advance(progress)
-            if joining := self._joining():
+            joining: dict[int, R] = {}
+            longest = 0
+            for key, row in self._waiting.items():
+                longest = max(longest, len(row.tokens))
+                if joining and (len(joining) + 1) * longest > PROMPT_TOKENS:
+                    break
+                joining[key] = row
+            if joining:
+                for key in joining:
+                    del self._waiting[key]
                 self._decoder.join(list(joining.values()), progress)
                 self._running |= joining
         except BaseException:
@@ -119,25 +131,6 @@ class RowLoop(Generic[R]):
             raise
         progress()
         return ended + self._ended()
-
-    def _joining(self) -> dict[int, R]:
-        joining: dict[int, R] = {}
-        longest = 0
-        for key, row in self._waiting.items():
-            longest = max(longest, len(row.tokens))
-            if joining and (len(joining) + 1) * longest > PROMPT_TOKENS:
-                break
-            joining[key] = row
-        for key in joining:
-            del self._waiting[key]
-        return joining
-
-    def _embed(self, progress: Callable[[], None]) -> list[tuple[int, ItemResult]]:
-        if not self._embedding:
-            return []
-        keys = list(self._embedding)[:VECTORS]
-        items = [self._embedding.pop(key) for key in keys]
-        return list(zip(keys, self._vectors(items, progress), strict=True))
 
     def _ended(self) -> list[tuple[int, ItemResult]]:
         now = self._clock()

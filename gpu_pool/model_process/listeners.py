@@ -100,6 +100,10 @@ class ListenerSet:
 class SlotListeners(ListenerSet):
     """The listeners of requests that start and end by themselves; the place is the `seq` of the Run."""
 
+    def listen_to(self, seq: int) -> Callable[[int, str, float], StreamListener]:
+        """Makes the listener of the only item of this request."""
+        return lambda _, stream, until: self.listen(seq, stream, until)
+
     def drop(self, seq: int) -> None:
         """The client of this request has left; a request without a listener is ignored."""
         self._leave(seq)

@@ -25,7 +25,6 @@ from pathlib import Path
 from gpu_pool.backends.backend import Backend, ServingBackend, SteppingBackend
 from gpu_pool.model_process.backend_registry import select_backend
 from gpu_pool.model_process.batch_runner import BatchRunner
-from gpu_pool.model_process.deadlines import deadlines, stream_deadlines
 from gpu_pool.model_process.device_errors import DeviceLost
 from gpu_pool.model_process.inputs import run_readable
 from gpu_pool.model_process.listeners import Listeners
@@ -145,13 +144,7 @@ def _run_batches(link: ModelLink, backend: Backend) -> None:
         steps.begin(run)
         started = time.perf_counter()
         now = time.monotonic()
-        results = run_readable(
-            run.bodies,
-            partial(runner.run, budget_ms=run.budget_ms),
-            steps.listeners.listen,
-            deadlines(run, now),
-            stream_deadlines(run, now),
-        )
+        results = run_readable(run, partial(runner.run, budget_ms=run.budget_ms), steps.listeners.listen, now)
         gpu_ms = (time.perf_counter() - started) * 1000
         failpoint("answer_unsent")
         send_done(link.send, Done(run.seq, gpu_ms, results, runner.largest, runner.fault, runner.padding_waste))

@@ -15,9 +15,8 @@ from typing import NoReturn
 
 from gpu_pool.backends.backend import TOO_LATE, Item, ItemResult, SteppingBackend, WaitingBackend
 from gpu_pool.model_process.batch_runner import BatchRunner, blame, fault_of, padding_of
-from gpu_pool.model_process.deadlines import deadlines, stream_deadlines
 from gpu_pool.model_process.device_errors import free_cached_memory, is_out_of_memory, raise_if_lost
-from gpu_pool.model_process.inputs import read_items, rejection, with_late
+from gpu_pool.model_process.inputs import in_time, read_items, rejection
 from gpu_pool.model_process.listeners import Listeners, SlotListeners, StreamListener
 from gpu_pool.model_process.messages import (
     Done,
@@ -159,15 +158,13 @@ class SlotServing:
         if not self._requests:
             self._progress.begin()
         request = _SlotRequest(run.seq, [TOO_LATE] * len(run.bodies))
-        listen = self._listen_to(run.seq)
+        listen = self._listeners.listen_to(run.seq)
         if len(run.bodies) != 1:
             request.listeners = Listeners(self._send, self._clock)
             request.listeners.begin(run.seq)
             listen = request.listeners.listen
         self._requests[run.seq] = request
-        now = self._clock()
-        items = read_items(run.bodies, listen, deadlines(run, now), stream_deadlines(run, now))
-        for place, item in enumerate(items):
+        for place, item in enumerate(read_items(run, listen, self._clock())):
             rejected = rejection(item)
             if item is not None and rejected is None:
                 request.members.append(_SlotItem(next(self._keys), request, place, item))
@@ -177,9 +174,6 @@ class SlotServing:
         self._waiting += request.members
         if not request.left:
             self._finish(request)
-
-    def _listen_to(self, seq: int) -> Callable[[int, str, float], StreamListener]:
-        return lambda _, stream, until: self._listeners.listen(seq, stream, until)
 
     def _hand_back(self, request: _SlotRequest, reason: str) -> None:
         for member in request.members:
@@ -267,7 +261,7 @@ class SlotServing:
     def _end(self, member: _SlotItem, result: ItemResult) -> None:
         member.ended = True
         request = member.request
-        request.results[member.place] = with_late([member.item], [result])[0]
+        request.results[member.place] = in_time(member.item, result)
         request.left -= 1
         if not request.left:
             self._finish(request)

@@ -104,7 +104,12 @@ class DirectBatches:
                 raise BatchRejected("The model of this worker is being measured.")
             return _ended(requests, ErrorCode.MODEL_TOO_SLOW)
         try:
-            return await self._run(requests, read_at)
+            with self._traces.of("", requests, read_at) as trace:
+                found = await self._execution.run(
+                    trace.requests, read_at, lambda: self._start_running(trace), trace.over
+                )
+                trace.ended(found)
+                return found
         except ModelHung:
             return _ended(requests, ErrorCode.GPU_TIMEOUT)
         except RunRefused as error:
@@ -127,14 +132,6 @@ class DirectBatches:
             self._waiting += 1
             outcomes += await self._attempt(part, read_at, losses)
         return outcomes
-
-    async def _run(self, requests: Sequence[ClaimedRequest], read_at: float) -> list[Outcome]:
-        with self._traces.of("", requests, read_at) as trace:
-            outcomes = await self._execution.run(
-                trace.requests, read_at, lambda: self._start_running(trace), trace.over
-            )
-            trace.ended(outcomes)
-            return outcomes
 
     def _start_running(self, trace: BatchTrace) -> bool:
         self._waiting -= 1

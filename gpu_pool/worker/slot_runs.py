@@ -189,7 +189,23 @@ class SlotRuns:
         self._runs.discard(run)
         end: SlotEnd
         if isinstance(answer, Done):
-            end = self._outcome(run, answer, now)
+            result, life_ms = answer.results[0], (now - run.start.at_s) * 1000
+            cost_ms = self.usage.end(now, run.start, self.count)
+            if not run.is_dropped:
+                self.service.record(1, life_ms)
+                self.padding_waste += NEWEST_WEIGHT * (answer.padding_waste - self.padding_waste)
+                self._supervisor.batch_ended(judge(answer.results))
+            end = Outcome(
+                run.request.id,
+                result.error_code,
+                life_ms,
+                result.tokens_used,
+                self._supervisor.version,
+                result.output,
+                result.output_tokens,
+                result.finish_reason,
+                cost_ms,
+            )
         else:
             end = answer
             self.usage.leave(now)
@@ -200,25 +216,6 @@ class SlotRuns:
             self._supervisor.process_failed()
         run.on_end(run, end)
         self.changed()
-
-    def _outcome(self, run: SlotRun, done: Done, now: float) -> Outcome:
-        result, life_ms = done.results[0], (now - run.start.at_s) * 1000
-        cost_ms = self.usage.end(now, run.start, self.count)
-        if not run.is_dropped:
-            self.service.record(1, life_ms)
-            self.padding_waste += NEWEST_WEIGHT * (done.padding_waste - self.padding_waste)
-            self._supervisor.batch_ended(judge(done.results))
-        return Outcome(
-            run.request.id,
-            result.error_code,
-            life_ms,
-            result.tokens_used,
-            self._supervisor.version,
-            result.output,
-            result.output_tokens,
-            result.finish_reason,
-            cost_ms,
-        )
 
     def _watch_again(self) -> None:
         self._watch_due = time.monotonic() + WATCH_S

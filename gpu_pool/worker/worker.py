@@ -194,7 +194,11 @@ class Worker:
             try:
                 if not await self._may_claim():
                     self._destination = None
-                    await self._leave_lost_cell()
+                    since, model = self._link.heartbeat.failing_since, self._supervisor.model
+                    # The Redis of this cell has not responded for LOST_S; another cell may be known.
+                    is_lost = since is not None and time.monotonic() - since >= LOST_S and model is not None
+                    if is_lost and (url := self._decision.refuge(self._link.cell)) is not None:
+                        await self._move(url)
                 elif (url := await self._decided_now()) is not None:
                     await self._move(url)
                 else:
@@ -273,14 +277,6 @@ class Worker:
         if self._destination is None:
             self._destination = self._decision.destination(time.monotonic())
         return self._destination
-
-    async def _leave_lost_cell(self) -> None:
-        """Move to another cell if this one has not responded for LOST_S and another one is known."""
-        since = self._link.heartbeat.failing_since
-        if since is None or time.monotonic() - since < LOST_S or self._supervisor.model is None:
-            return
-        if (url := self._decision.refuge(self._link.cell)) is not None:
-            await self._move(url)
 
     async def _move(self, url: str) -> None:
         """Serve another cell from now on; batches of this one end meanwhile. If its Redis does not respond, stay here."""

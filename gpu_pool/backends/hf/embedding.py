@@ -73,13 +73,11 @@ class EmbeddingModel:
         self._embed(self._read(["The", "Once upon a time"]))
 
     def _read(self, texts: Sequence[str]) -> list[list[int]]:
-        readable = [self._readable(text) for text in texts]
+        readable = [text.encode("utf-8", errors="replace").decode() for text in texts]  # Without lone surrogates.
+        if self._layout.lower_case:
+            readable = [text.lower() for text in readable]
         read: list[list[int]] = self._tokenizer(readable, truncation=True, max_length=self._longest)["input_ids"]
         return read
-
-    def _readable(self, text: str) -> str:
-        whole = text.encode("utf-8", errors="replace").decode()  # The tokenizer takes no lone surrogates.
-        return whole.lower() if self._layout.lower_case else whole
 
     @torch.inference_mode()
     def _embed(self, read: Sequence[list[int]]) -> list[ItemResult]:

@@ -53,7 +53,12 @@ def load_model(found: ModelDirectory, device: str, dtype: str, threads: int) -> 
     tokenizer = _load(lambda: AutoTokenizer.from_pretrained(found.folder, **SAFELY), "its tokenizer")
     if found.sentences is None:
         network = _network(AutoModelForCausalLM, found, place, dtype)
-        return CausalModel(network, tokenizer, place, _ends(network, tokenizer), _context(network))
+        # The tokens that end a text are in the generation config, the model config and the tokenizer.
+        settings = (getattr(network, "generation_config", None), network.config)
+        named = [getattr(each, "eos_token_id", None) for each in settings] + [tokenizer.eos_token_id]
+        flat = [token for each in named for token in (each if isinstance(each, list) else [each])]
+        ends = frozenset(token for token in flat if token is not None)
+        return CausalModel(network, tokenizer, place, ends, _context(network))
     network = _network(AutoModel, found, place, dtype, UNUSED)
     longest = min(found.sentences.max_tokens or ENDLESS, _context(network), tokenizer.model_max_length)
     return EmbeddingModel(network, tokenizer, place, found.sentences, longest)
@@ -80,14 +85,6 @@ def _load(load: Callable[[], Any], what: str) -> Any:
     except _FAULTS as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise Unusable(f"transformers cannot load {what} ({first})") from error
-
-
-def _ends(network: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a text, from the generation config, the model config and the tokenizer."""
-    settings = (getattr(network, "generation_config", None), network.config)
-    named = [getattr(each, "eos_token_id", None) for each in settings] + [tokenizer.eos_token_id]
-    flat = [token for each in named for token in (each if isinstance(each, list) else [each])]
-    return frozenset(token for token in flat if token is not None)
 
 
 def _context(network: Any) -> int:

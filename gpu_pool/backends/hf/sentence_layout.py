@@ -35,7 +35,17 @@ def read_layout(path: Path) -> SentenceLayout | None:
     """The layout, or None without `modules.json`. Raises Unusable."""
     if not (path / "modules.json").exists():
         return None
-    folders = _folders(path, read_json(path / "modules.json"))
+    modules = read_json(path / "modules.json")
+    try:
+        named = [(str(each["type"]).rpartition(".")[2], str(each.get("path", ""))) for each in modules]
+    except (TypeError, KeyError, AttributeError):
+        raise Unusable("modules.json is no list of modules") from None
+    for kind, folder in named:
+        if kind not in ("Transformer", "Pooling", "Normalize"):
+            raise Unusable(f"its module {kind} is not supported: Transformer, Pooling and Normalize are")
+        if not (path / folder).resolve().is_relative_to(path.resolve()):
+            raise Unusable(f"modules.json names the folder {folder!r}, which is outside of it")
+    folders = {kind: path / folder for kind, folder in named}
     if "Transformer" not in folders or "Pooling" not in folders:
         raise Unusable("modules.json does not name a Transformer and its Pooling")
     settings_file = folders["Transformer"] / "sentence_bert_config.json"
@@ -47,20 +57,6 @@ def read_layout(path: Path) -> SentenceLayout | None:
         longest if isinstance(longest, int) and longest > 0 else None,
         bool(settings.get("do_lower_case", False)),
     )
-
-
-def _folders(path: Path, modules: Any) -> dict[str, Path]:
-    """Kind of module -> its folder, in the order in which they run."""
-    try:
-        named = [(str(each["type"]).rpartition(".")[2], str(each.get("path", ""))) for each in modules]
-    except (TypeError, KeyError, AttributeError):
-        raise Unusable("modules.json is no list of modules") from None
-    for kind, folder in named:
-        if kind not in ("Transformer", "Pooling", "Normalize"):
-            raise Unusable(f"its module {kind} is not supported: Transformer, Pooling and Normalize are")
-        if not (path / folder).resolve().is_relative_to(path.resolve()):
-            raise Unusable(f"modules.json names the folder {folder!r}, which is outside of it")
-    return {kind: path / folder for kind, folder in named}
 
 
 def _pooling(config: dict[str, Any]) -> Pooling:

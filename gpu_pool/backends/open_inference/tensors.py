@@ -70,7 +70,10 @@ def read_item(model: ModelSpec, text: str, parameters: Mapping[str, Any]) -> Ite
     if len(needed) == 1 and needed[0].datatype == BYTES:
         values[needed[0].name] = text
     else:
-        document = _json(text, needed)
+        try:
+            document = msgspec.json.decode(text)
+        except UNREADABLE:
+            raise Mismatch(_wanted(needed)) from None
         if not isinstance(document, dict) and len(needed) == 1:
             document = {needed[0].name: document}
         if not isinstance(document, dict) or not {each.name for each in needed} <= document.keys() <= specs.keys():
@@ -90,13 +93,6 @@ def _undeclared(text: str) -> TensorSpec:
     if not data or not _fits("FP32", data):
         return TensorSpec(UNDECLARED, BYTES, (1,))
     return TensorSpec(UNDECLARED, "INT64" if _fits("INT64", data) else "FP32", tuple(shape))
-
-
-def _json(text: str, needed: Sequence[TensorSpec]) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except UNREADABLE:
-        raise Mismatch(_wanted(needed)) from None
 
 
 def _wanted(needed: Sequence[TensorSpec]) -> str:

@@ -99,10 +99,6 @@ def _are_several(customers: set[int]) -> bool:
     return len(customers) > 1 or 0 in customers
 
 
-def _ignore(wanted: bool, why: str, brief: bool) -> None:  # noqa: FBT001 - a callback's signature
-    """The default: changes are not reported."""
-
-
 class EndpointAvailability:
     """`probe` returns why the endpoint cannot be used, or ""."""
 
@@ -111,7 +107,7 @@ class EndpointAvailability:
         self._pauses = Pauses()
         self._failures = Failures()
         self._work: asyncio.Task[None] | None = None
-        self.report: AvailabilityCallback = _ignore
+        self.report: AvailabilityCallback = lambda *_: None
         self.closed = ""
         """Why no request is accepted; "" if requests are."""
         self._silent = False

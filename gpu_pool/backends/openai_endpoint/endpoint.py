@@ -145,9 +145,11 @@ class Endpoint:
         rejected = self._rejection(item)
         if rejected is not None:
             return rejected
+        now = self._clock()
         if item.listener is None:  # A stream ends at its own deadline.
-            item = replace(item, until=_in_time(item.until, self._clock()))
-        call = self.policy.start(self._clock(), streamed=item.listener is not None)
+            left_s = min(item.until - now, LONGEST_S)
+            item = replace(item, until=now + left_s - min(MARGIN_S, 0.1 * left_s))
+        call = self.policy.start(now, streamed=item.listener is not None)
         progress.on_output = lambda: self._heard(call)
         try:
             result = await self._call(item, progress, again=False)
@@ -160,7 +162,10 @@ class Endpoint:
             self.policy.leave(call)
             raise
         self._note_call(call, result)
-        self._note_skipped(progress)
+        skipped = progress.completion.skipped if progress.completion is not None else 0
+        if skipped and not self.skipped:  # A proxy may add such events.
+            sys.stderr.write("The endpoint's streams have events that are no JSON objects; they are skipped.\n")
+        self.skipped += skipped
         found = self._meaning(await self._verified(result, item), item, progress)
         if isinstance(result, Busy) and not self.policy.in_flight:
             await self._pause(self.availability.busy(result.wait_s, item.customer), item.until)
@@ -259,13 +264,6 @@ class Endpoint:
         self._heard_at = self._answered_at = self._clock()
         self.policy.output(call, self._heard_at)
 
-    def _note_skipped(self, progress: CallProgress) -> None:
-        """Log once that streams have events without meaning: a proxy may add them."""
-        skipped = progress.completion.skipped if progress.completion is not None else 0
-        if skipped and not self.skipped:
-            sys.stderr.write("The endpoint's streams have events that are no JSON objects; they are skipped.\n")
-        self.skipped += skipped
-
     async def _verified(self, result: CallResult, item: Item) -> CallResult:
         """A proxy may reject one text with the status of a wrong key: if a probe succeeds, it was the text.
 
@@ -304,24 +302,22 @@ class Endpoint:
                 self._losses.forget(item)
             return result
         if isinstance(result, Busy):
-            return self._refused(item, now)
+            # One that is refused again and again, while others are answered, may cost more than the server takes.
+            often = self._refusals.add(item, now, MOST_REFUSALS, self._answered_at)
+            return OVERLOADED if often else HandBack(BUSY, counted=False)
         if isinstance(result, Broken):
             self.availability.broken(result.reason)
             return HandBack(result.reason, counted=False)
-        if isinstance(result, Lost) and works and not progress.has_sent and self._is_by_input(result, item, now):
+        # A lost connection may have another cause than this input, which has run alone: so it is run once more.
+        if (
+            isinstance(result, Lost)
+            and works
+            and not progress.has_sent
+            and (result.by_input or self._losses.add(item, now, MOST_LOSSES, self._answered_at))
+        ):
             return POISON
         self.availability.failed(result.reason, item.customer, reached=isinstance(result, Lost))
         return ABORTED if progress.has_sent else HandBack(result.reason, counted=not isinstance(result, Unreached))
-
-    def _is_by_input(self, result: Lost, item: Item, now: float) -> bool:
-        """A lost connection may have another cause than this input, which has run alone: so it is run once more."""
-        return result.by_input or self._losses.add(item, now, MOST_LOSSES, self._answered_at)
-
-    def _refused(self, item: Item, now: float) -> ItemResult | HandBack:
-        """A request that the server refuses again and again, while it answers others, ends; it may cost more than the server takes."""
-        if self._refusals.add(item, now, MOST_REFUSALS, self._answered_at):
-            return OVERLOADED
-        return HandBack(BUSY, counted=False)
 
 
 class Repeats:
@@ -352,9 +348,3 @@ class Repeats:
 
 def _key(item: Item) -> int:
     return hash((item.customer, item.task, item.input))
-
-
-def _in_time(until: float, now: float) -> float:
-    """When an item's calls must be over, so that its result arrives in time."""
-    left_s = min(until - now, LONGEST_S)
-    return now + left_s - min(MARGIN_S, 0.1 * left_s)

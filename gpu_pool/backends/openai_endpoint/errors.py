@@ -145,7 +145,11 @@ def read_reported(document: Mapping[str, Any], sent: NamesSent, now_s: float) ->
     error = document.get("error") or document
     fields = error if isinstance(error, dict) else {"message": error}
     named = (fields.get(name) for name in ("code", "status", "status_code", "http_status_code"))
-    status = next((code for code in map(_status, named) if code), 0) or _status_of_type(fields)
+    status = next((code for code in map(_status, named) if code), 0)
+    if not status:
+        named = (fields.get(name) for name in ("type", "code", "error_type", "status"))
+        kind = " ".join(each.lower() for each in named if isinstance(each, str)).replace("_", "").replace(" ", "")
+        status = next((status for words, status in _KINDS if any(word in kind for word in words)), 500)
     return read_refusal(status, {}, msgspec.json.encode(document), sent, now_s)
 
 
@@ -156,12 +160,6 @@ def _status(code: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         return 0
     return status if 400 <= status < 600 else 0
-
-
-def _status_of_type(fields: Mapping[str, Any]) -> int:
-    named = (fields.get(name) for name in ("type", "code", "error_type", "status"))
-    kind = " ".join(each.lower() for each in named if isinstance(each, str)).replace("_", "").replace(" ", "")
-    return next((status for words, status in _KINDS if any(word in kind for word in words)), 500)
 
 
 def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
@@ -212,13 +210,9 @@ def _error_fields(body: bytes) -> tuple[Sequence[str], str]:
         return (), ""
     error = document.get("error", document)
     error = error if isinstance(error, dict) else {"message": error}
-    named = [error.get("param"), *_fastapi_fields(document.get("detail"))]
     detail = document.get("detail")
+    # FastAPI's format: [{"loc": ["body", "temperature"], ...}].
+    rows = [row.get("loc") for row in detail if isinstance(row, dict)] if isinstance(detail, list) else []
+    named = [error.get("param"), *(each for loc in rows if isinstance(loc, list) for each in loc)]
     text = f"{error.get('message') or detail or ''} {error.get('code') or ''}".lower()
     return [each for each in named if isinstance(each, str)], text
-
-
-def _fastapi_fields(detail: Any) -> list[Any]:
-    """FastAPI's format: [{"loc": ["body", "temperature"], ...}]."""
-    rows = [row.get("loc") for row in detail if isinstance(row, dict)] if isinstance(detail, list) else []
-    return [each for loc in rows if isinstance(loc, list) for each in loc]

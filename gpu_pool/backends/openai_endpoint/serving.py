@@ -12,9 +12,8 @@ from functools import partial
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
-from gpu_pool.model_process.deadlines import deadlines, stream_deadlines
 from gpu_pool.model_process.frame_socket import FrameConnection
-from gpu_pool.model_process.inputs import UNREADABLE, read_items, with_late
+from gpu_pool.model_process.inputs import UNREADABLE, in_time, read_items
 from gpu_pool.model_process.listeners import SlotListeners
 from gpu_pool.model_process.messages import (
     Available,
@@ -23,7 +22,6 @@ from gpu_pool.model_process.messages import (
     ModelMessage,
     Progress,
     Refused,
-    Run,
     Slots,
     TokenObjective,
     Withdraw,
@@ -88,21 +86,17 @@ class EndpointServing:
                     async with asyncio.timeout(IDLE_TICK_S):
                         await self._began.wait()
             try:
-                await self._tick()
+                load, policy = await self._endpoint.read_load(), self._endpoint.policy
+                policy.tick(time.monotonic(), load)
+                self._endpoint.watch()
+                if self._running:
+                    self._ticks += 1
+                    self.send(Progress(self._ticks))  # The endpoint may be silent; this process is not hung.
+                self._report()
+                waiting = [seq for seq, each in self._running.items() if not each.progress.has_sent]
+                self._withdraw(waiting[len(waiting) - policy.excess :] if policy.excess else [])
             except Exception:  # noqa: BLE001 - no fault may end this loop
                 traceback.print_exc()
-
-    async def _tick(self) -> None:
-        load = await self._endpoint.read_load()
-        policy = self._endpoint.policy
-        policy.tick(time.monotonic(), load)
-        self._endpoint.watch()
-        if self._running:
-            self._ticks += 1
-            self.send(Progress(self._ticks))  # The endpoint may be silent; this process is not hung.
-        self._report()
-        waiting = [seq for seq, each in self._running.items() if not each.progress.has_sent]
-        self._withdraw(waiting[len(waiting) - policy.excess :] if policy.excess else [])
 
     def _report(self) -> None:
         """Tell the worker the number of slots, if it has changed."""
@@ -122,20 +116,11 @@ class EndpointServing:
         elif isinstance(message, TokenObjective):
             self._endpoint.policy.set_objective(message.tpot_ms)
         else:
-            self._start(message)
-
-    def _start(self, run: Run) -> None:
-        if not self._running:
-            self._began.set()
-        now = time.monotonic()
-        (item,) = read_items(
-            run.bodies,
-            lambda _, stream, until: self._listeners.listen(run.seq, stream, until),
-            deadlines(run, now),
-            stream_deadlines(run, now),
-        )
-        request = self._running[run.seq] = _Request(item, CallProgress())
-        request.task = asyncio.create_task(self._answer(run.seq, request), name="request")
+            if not self._running:
+                self._began.set()
+            (item,) = read_items(message, self._listeners.listen_to(message.seq), time.monotonic())
+            request = self._running[message.seq] = _Request(item, CallProgress())
+            request.task = asyncio.create_task(self._answer(message.seq, request), name="request")
 
     def _withdraw(self, seqs: list[int]) -> None:
         for seq in seqs:
@@ -150,7 +135,11 @@ class EndpointServing:
         try:
             if request.dropped or request.withdrawn:
                 raise asyncio.CancelledError  # noqa: TRY301 - as if it had begun
-            answer = await self._result(request)
+            answer: ItemResult | HandBack = UNREADABLE
+            if (item := request.item) is not None:
+                answer = await self._endpoint.answer(item, request.progress)
+                if isinstance(answer, ItemResult):
+                    answer = in_time(item, answer)
         except asyncio.CancelledError:
             if not (request.withdrawn or request.dropped):
                 raise
@@ -169,12 +158,6 @@ class EndpointServing:
             self.send(Refused(seq, answer.reason, answer.counted))
             return
         send_done(self.send, Done(seq, (time.perf_counter() - started) * 1000, [answer]))
-
-    async def _result(self, request: _Request) -> ItemResult | HandBack:
-        if request.item is None:
-            return UNREADABLE
-        found = await self._endpoint.answer(request.item, request.progress)
-        return found if isinstance(found, HandBack) else with_late([request.item], [found])[0]
 
     def send(self, message: ModelMessage) -> None:
         """Send a message to the worker; the process ends if the worker is gone. Raises FrameTooLarge."""

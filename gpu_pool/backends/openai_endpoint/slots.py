@@ -174,13 +174,20 @@ class SlotPolicy:
             self._set(max(self._exact, self._ceiling.trial), "no refusals")
         if self._too_slow(now):
             return
-        if load is not None and not _is_usable(load, calls):
+        # Without the waiting requests, or with figures that cannot be those of the engine that has these calls, it is of no use.
+        if load is not None and (load.waiting is None or 8 * (load.running + load.waiting) < calls):
             load = None
         if load is not None:
             self._load_until, self._resumed = now + KEPT_S, False
         elif now < self._load_until:
             return
-        waiting, source = self._waiting(load, calls, now)
+        waiting: float | None
+        if load is not None and load.waiting is not None:
+            source = f"{load.source}: {load.running} running, {load.waiting} waiting"
+            waiting = load.waiting * calls / max(1, load.running + load.waiting)
+        else:
+            waiting = self._streams.waiting(reversed(self._calls), now)
+            source = f"first outputs: {waiting or 0:.0f} of {calls} wait"
         if waiting is not None:
             self._by_queue(waiting, source, calls, now, full=full, load=load)
         else:
@@ -210,14 +217,6 @@ class SlotPolicy:
             self._doubling = False
         return True
 
-    def _waiting(self, load: EngineLoad | None, calls: int, now: float) -> tuple[float | None, str]:
-        """The waiting requests of this worker in the engine, if they are known at once, and the evidence."""
-        if load is not None and load.waiting is not None:
-            source = f"{load.source}: {load.running} running, {load.waiting} waiting"
-            return load.waiting * calls / max(1, load.running + load.waiting), source
-        waiting = self._streams.waiting(reversed(self._calls), now)
-        return waiting, f"first outputs: {waiting or 0:.0f} of {calls} wait"
-
     def _by_queue(
         self, waiting: float, source: str, calls: int, now: float, *, full: bool, load: EngineLoad | None
     ) -> None:
@@ -227,7 +226,10 @@ class SlotPolicy:
             return
         falling = queue.falling(load)
         standing, queue.before = min(waiting, queue.before), waiting
-        aim = AIM if load is None else self._aim(calls)
+        aim = AIM
+        if load is not None:
+            ended = calls / self._mean_tokens if self._mean_tokens else 0.0
+            aim = min(AIM + max(0.5, ENDED_PART * ended), 1 + AIM_SHARE * calls)
         if load is None and (count := queue.before_vain_reduction(waiting, aim, self.count, self._streams, now)):
             self._streams.accept()
             self._set(count, "first outputs: fewer slots did not make them earlier")
@@ -244,7 +246,8 @@ class SlotPolicy:
             return
         news = queue.is_news(load)
         if self._doubling:
-            if waiting <= aim + slack and full and settled and news and not _cache_is_full(load):
+            has_cache = load is None or (load.cache_share or 0.0) < FULL_CACHE
+            if waiting <= aim + slack and full and settled and news and has_cache:
                 self._set(2 * self.count, source)
                 queue.settled_at = now + 2 * self._streams.settling_s
             return
@@ -252,11 +255,6 @@ class SlotPolicy:
             if queue.quiet > QUIET_TICKS:
                 queue.settled_at = now + self._streams.settling_s
             self._set(self._exact + queue.step(waiting, aim, self.count, full=full, news=news), source)
-
-    def _aim(self, calls: int) -> float:
-        """The wanted number of waiting requests of this worker."""
-        ended = calls / self._mean_tokens if self._mean_tokens else 0.0
-        return min(AIM + max(0.5, ENDED_PART * ended), 1 + AIM_SHARE * calls)
 
     def _is_stale(self, load: EngineLoad | None) -> bool:
         if self._stale is None:
@@ -288,15 +286,6 @@ class SlotPolicy:
             answers.restart(now)
         self._set(change.slots, change.source)
         levels.restart()
-
-
-def _is_usable(load: EngineLoad, calls: int) -> bool:
-    """Whether the waiting requests are known, and these figures may be those of the engine that has these calls."""
-    return load.waiting is not None and 8 * (load.running + load.waiting) >= calls
-
-
-def _cache_is_full(load: EngineLoad | None) -> bool:
-    return load is not None and (load.cache_share or 0.0) >= FULL_CACHE
 
 
 class _Ceiling:

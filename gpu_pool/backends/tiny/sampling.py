@@ -65,7 +65,11 @@ def _draw(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -
     """
     scaled = scores / temperature.unsqueeze(1)
     slack = 2 * NOISE / temperature.unsqueeze(1)
-    kept, nucleus_clear = _kept(scaled, top_p, slack)
+    # All tokens may be drawn, except in rows whose `top_p` is under 1.
+    kept, nucleus_clear = torch.ones_like(scaled, dtype=torch.bool), torch.ones_like(top_p, dtype=torch.bool)
+    narrow = (top_p < 1.0).nonzero().squeeze(1)
+    if len(narrow):
+        kept[narrow], nucleus_clear[narrow] = _nucleus(scaled[narrow], top_p[narrow].unsqueeze(1), slack[narrow])
     reached = torch.softmax(scaled.masked_fill(~kept, -torch.inf), dim=-1).cumsum(dim=-1)
     point = uniform.unsqueeze(1)
     token = (reached <= point).sum(dim=-1)
@@ -73,15 +77,6 @@ def _draw(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -
     last = scores.shape[1] - 1 - kept.flip(1).to(torch.uint8).argmax(dim=-1)
     clear = ((reached - point).abs() > _reach(reached, slack)).all(dim=-1)
     return torch.minimum(token, last), clear & nucleus_clear
-
-
-def _kept(scaled: Tensor, top_p: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
-    """Which tokens may be drawn and whether that is clear: all of them, except in rows whose `top_p` is under 1."""
-    kept, clear = torch.ones_like(scaled, dtype=torch.bool), torch.ones_like(top_p, dtype=torch.bool)
-    narrow = (top_p < 1.0).nonzero().squeeze(1)
-    if len(narrow):
-        kept[narrow], clear[narrow] = _nucleus(scaled[narrow], top_p[narrow].unsqueeze(1), slack[narrow])
-    return kept, clear
 
 
 def _nucleus(scaled: Tensor, top_p: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:

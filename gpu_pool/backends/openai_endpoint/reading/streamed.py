@@ -125,11 +125,7 @@ class StreamedCompletion:
     def result(self) -> ItemResult:
         """The output so far, with the tokens that the server counted last."""
         read, written = counted(self._usage)
-        return ItemResult("".join(self._texts), read + written, "", written, self._finish_reason)
-
-    @property
-    def _finish_reason(self) -> str:
-        return finish(self._reason)
+        return ItemResult("".join(self._texts), read + written, "", written, finish(self._reason))
 
 
 class StreamedDocument(StreamedCompletion):
@@ -171,6 +167,6 @@ class StreamedDocument(StreamedCompletion):
                 self._reason = choice.finish_reason
         return line if head.choices or head.usage is not None else ""
 
-    @property
-    def _finish_reason(self) -> str:
-        return DOCUMENT
+    def result(self) -> ItemResult:
+        """The lines so far, with the tokens that the server counted last."""
+        return msgspec.structs.replace(super().result(), finish_reason=DOCUMENT)

@@ -63,8 +63,16 @@ class TolerantReader:
             choice["text"] = self._joined(text, (index, "text")) if isinstance(text, str) else None
         reason = choice.get("finish_reason")
         choice["finish_reason"] = reason if isinstance(reason, str) else None
-        if reason:
-            self._complete(choice, index)
+        if not reason:
+            return choice
+        # Nothing of this choice follows: each half that is left is replaced.
+        for path in [path for path in self._halves if path[0] == index]:
+            del self._halves[path]
+            if path[1:] == ("text",):
+                choice["text"] = (choice.get("text") or "") + "\ufffd"
+            elif isinstance(name := path[-1], str):
+                message = choice[str(path[1])] = choice.get(str(path[1])) or {}
+                message[name] = (message.get(name) or "") + "\ufffd"
         return choice
 
     def _message(self, message: Any, path: Path) -> dict[str, Any] | None:
@@ -106,16 +114,6 @@ class TolerantReader:
             self._halves[path] = text[-1]
             text = text[:-1]
         return _characters(text)
-
-    def _complete(self, choice: dict[str, Any], index: int) -> None:
-        """Nothing of this choice follows: each half that is left is replaced."""
-        for path in [path for path in self._halves if path[0] == index]:
-            del self._halves[path]
-            if path[1:] == ("text",):
-                choice["text"] = (choice.get("text") or "") + "\ufffd"
-            elif isinstance(name := path[-1], str):
-                message = choice[str(path[1])] = choice.get(str(path[1])) or {}
-                message[name] = (message.get(name) or "") + "\ufffd"
 
 
 def _characters(text: str) -> str:
