@@ -152,12 +152,6 @@ def read_parameters(item: Item, most_tokens: int = MAX_TOKENS) -> GenerationPara
         return ItemResult(f"parameters.{error.field} {error.message}.", 0, ErrorCode.INVALID_REQUEST)
 
 
-def as_result(generation: Generation) -> ItemResult:
-    """The result for a generated text."""
-    tokens = generation.tokens_in + generation.tokens_out
-    return ItemResult(generation.text, tokens, "", generation.tokens_out, generation.finish_reason)
-
-
 def prompt_of(item: Item, template: Template) -> str:
     """The text for the model. Raises ValueError for a malformed conversation."""
     return template(decode_messages(item.input)) if item.task is Task.CHAT else item.input

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from gpu_pool.backends.backend import TOO_LATE, Item, ItemResult
-from gpu_pool.backends.generation import Generation, as_result
+from gpu_pool.backends.generation import Generation
 from scheduler.payload import Task
 
 PROMPT_TOKENS = 2048
@@ -141,7 +141,9 @@ class RowLoop(Generic[R]):
                 continue
             row.stream()
             if row.finished:
-                ended.append((key, as_result(row.result())))
+                done = row.result()
+                tokens = done.tokens_in + done.tokens_out
+                ended.append((key, ItemResult(done.text, tokens, "", done.tokens_out, done.finish_reason)))
         leaving = [self._running.pop(key) for key, _ in ended if key in self._running]
         if leaving:
             self._decoder.leave(leaving)

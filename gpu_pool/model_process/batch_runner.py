@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 from gpu_pool.backends.backend import Backend, InvalidOutput, Item, ItemResult
 from gpu_pool.model_process.device_errors import DeviceLost, free_cached_memory, is_out_of_memory, raise_if_lost
-from gpu_pool.model_process.size_limit import SizeLimit
 from scheduler.errors import ErrorCode
 
 SUSPICIOUS_BATCHES = 3  # After this many batches in a row without a good answer the canary runs.
@@ -27,18 +26,16 @@ class BatchRunner:
         self._backend = backend
         self._progress = progress
         self._clock = clock
-        self._limit = SizeLimit()
+        self.largest = 0
+        """The most items that the device gets at once; 0 if it never ran out of memory. It never rises: the memory may stay
+        occupied.
+        """
         self._deadline = 0.0
         self._bad_in_a_row = 0
         self.fault = ""
         """The first error of the last batch; "" if there was none."""
         self.padding_waste = 0.0
         """Share of padding in the positions of the last batch; 0 if the backend does not count it."""
-
-    @property
-    def largest(self) -> int:
-        """The most items that the device gets at once; 0 if it never ran out of memory."""
-        return self._limit.largest
 
     def run(self, items: Sequence[Item], budget_ms: float) -> list[ItemResult]:
         """One result for each item, in order. Raises DeviceLost if the process must end."""
@@ -58,7 +55,8 @@ class BatchRunner:
             return [_UNFINISHED] * len(items)
         results: list[ItemResult] = []
         try:
-            for part in self._limit.parts(items):
+            while True:
+                part = items[len(results) : len(results) + (self.largest or len(items))]
                 if results and self._clock() >= self._deadline:
                     return results + [_UNFINISHED] * (len(items) - len(results))
                 self._progress()
@@ -68,12 +66,14 @@ class BatchRunner:
                         f"The model returned {len(answers)} results for {len(part)} inputs."
                     )
                 results += answers
-            return results
+                if len(results) == len(items):
+                    return results
         # A model that calls sys.exit() must not end the process.
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a model may raise anything
             raise_if_lost(error)
             if is_out_of_memory(error):
-                self._limit.too_large(len(part))
+                half = max(1, len(part) // 2)
+                self.largest = min(half, self.largest or half)
                 free_cached_memory()
             self.fault = self.fault or fault_of(error)
             if len(items) == 1:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 from gpu_pool.backends.backend import Item, ItemResult, OutputListener
-from gpu_pool.model_process.deadlines import deadlines, stream_deadlines
 from gpu_pool.model_process.messages import Run
 from scheduler.errors import ErrorCode
 from scheduler.payload import DOCUMENTS, Task, context_in, decode_payload
@@ -18,6 +17,8 @@ NOT_PASSED_ON = ItemResult(
 Listen = Callable[[int, str, float], OutputListener]
 """Makes the listener of an item from its position, the address for its output, and its deadline."""
 
+STREAM_LEAD_S = 0.1  # The end must be in Redis before the gateway sends 504, 50 ms before the deadline.
+IN_TIME = 0.95  # Share of a batch's budget; beyond the budget the watchdog kills the process.
 OUT_OF_TIME = "The deadline of this stream came before its end."
 
 
@@ -43,10 +44,18 @@ def rejection(item: Item | None) -> ItemResult | None:
     return None
 
 
+def deadlines(run: Run, now: float) -> list[float]:
+    """When each item must end at the latest, in monotonic seconds: a little before its process would be killed."""
+    most_ms = run.budget_ms * IN_TIME
+    left_ms = run.left_ms or [run.budget_ms] * len(run.bodies)
+    return [now + min(left, most_ms) / 1000 for left in left_ms]
+
+
 def read_items(run: Run, listen: Listen, now: float) -> list[Item | None]:
     """An item for each body, None for an unreadable one. `now`: the monotonic time from which their time left counts."""
     whole = deadlines(run, now)
-    streams = stream_deadlines(run, now) or whole
+    # A stream must end by its own time, however long a batch may run.
+    streams = [now + left / 1000 - STREAM_LEAD_S for left in run.left_ms] or whole
     items: list[Item | None] = []
     for place, body in enumerate(run.bodies):
         try:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from gpu_pool.backends.backend import Backend, ServingBackend, SteppingBackend
+from gpu_pool.backends.backend import ServingBackend, SteppingBackend
 from gpu_pool.model_process.backend_registry import select_backend
 from gpu_pool.model_process.batch_runner import BatchRunner
 from gpu_pool.model_process.device_errors import DeviceLost
@@ -103,7 +103,16 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
             link.send(Ready(backend.version, slots, context_tokens))
             serve_slots(link, backend, slots)
         link.send(Ready(backend.version, 0, context_tokens))
-        _run_batches(link, backend)
+        steps = Steps(link)
+        runner = BatchRunner(backend, steps)
+        for run in link.runs():
+            steps.begin(run)
+            started, now = time.perf_counter(), time.monotonic()
+            results = run_readable(run, partial(runner.run, budget_ms=run.budget_ms), steps.listeners.listen, now)
+            gpu_ms = (time.perf_counter() - started) * 1000
+            failpoint("answer_unsent")
+            done = Done(run.seq, gpu_ms, results, runner.largest, runner.fault, runner.padding_waste)
+            send_done(link.send, done)
     except DeviceLost as error:
         link.send(Fatal(str(error)))
     return EXIT_DEVICE_LOST
@@ -135,19 +144,6 @@ class Steps:
             self._polled_at = now
             for drop in self._link.drops():
                 self.listeners.drop(drop.seq, drop.places)
-
-
-def _run_batches(link: ModelLink, backend: Backend) -> None:
-    steps = Steps(link)
-    runner = BatchRunner(backend, steps)
-    for run in link.runs():
-        steps.begin(run)
-        started = time.perf_counter()
-        now = time.monotonic()
-        results = run_readable(run, partial(runner.run, budget_ms=run.budget_ms), steps.listeners.listen, now)
-        gpu_ms = (time.perf_counter() - started) * 1000
-        failpoint("answer_unsent")
-        send_done(link.send, Done(run.seq, gpu_ms, results, runner.largest, runner.fault, runner.padding_waste))
 
 
 if __name__ == "__main__":

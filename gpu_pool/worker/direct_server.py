@@ -65,7 +65,9 @@ class DirectEndpoint:
         self._draining = False
         self._stall_detector = StallDetector()
         self._local_host = local_host
-        self._tokens = accepted_tokens(config)
+        # With a service token, the token derived from it and itself are accepted too.
+        found = config.direct_token, direct_token(config.service_token), config.service_token
+        self._tokens = tuple(token for token in found if token)
         self._port = 0
         self._hostname = ""
         self._refused_at = -math.inf
@@ -212,9 +214,3 @@ async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
     except TimeoutError:
         writer.transport.abort()  # The gateway reads nothing, so close() would wait forever.
         raise
-
-
-def accepted_tokens(config: WorkerConfig) -> tuple[str, ...]:
-    """The token for direct calls, and with a service token both the token derived from it and itself."""
-    found = config.direct_token, direct_token(config.service_token), config.service_token
-    return tuple(token for token in found if token)

@@ -348,7 +348,11 @@ class Worker:
         hurried = asyncio.create_task(_event(self._hurried))
         looks = 0
         try:
-            while (left_s := until - time.monotonic()) > 0 and not self._results_lost():
+            while (left_s := until - time.monotonic()) > 0:
+                since = self._link.heartbeat.failing_since
+                runs = self._execution.running or self._execution.slots.usage.running or self._direct.in_flight
+                if not runs and since is not None and time.monotonic() - since > REDIS_AWAY_S:
+                    break  # Redis has not responded for so long that the reaper has what ended.
                 if (open_requests := self._open_requests) and looks % REPORT_EVERY == 0:
                     log.info("worker draining", open=open_requests, left_s=round(left_s))
                 looks += 1
@@ -367,12 +371,6 @@ class Worker:
     @property
     def _open_requests(self) -> int:
         return sum(link.in_flight for link in self._links) + self._direct.in_flight
-
-    def _results_lost(self) -> bool:
-        """Whether nothing runs, and Redis has not responded for so long that the reaper has what ended."""
-        since = self._link.heartbeat.failing_since
-        runs = self._execution.running or self._execution.slots.usage.running or self._direct.in_flight
-        return not runs and since is not None and time.monotonic() - since > REDIS_AWAY_S
 
     @property
     def _links(self) -> list[CellLink]:

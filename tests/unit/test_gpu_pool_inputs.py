@@ -6,8 +6,7 @@ from zlib import crc32
 import pytest
 
 from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.model_process.deadlines import deadlines
-from gpu_pool.model_process.inputs import in_time, read_items, run_readable
+from gpu_pool.model_process.inputs import deadlines, in_time, read_items, run_readable
 from gpu_pool.model_process.listeners import PIECES_EVERY_S, Listeners, SlotListeners
 from gpu_pool.model_process.messages import Piece, Pieces, Run
 from scheduler.payload import Payload, Task, encode_payload

@@ -12,13 +12,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
+from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.generation import named_turns, prompt_of
 from gpu_pool.backends.open_inference.joining import Joiner, TensorItem
 from gpu_pool.backends.open_inference.model import UNREADABLE, ModelSpec, read_model
 from gpu_pool.backends.open_inference.tensors import Mismatch, call_body, read_item, read_outputs
 from gpu_pool.backends.openai_endpoint.availability import SILENT
-from gpu_pool.backends.openai_endpoint.client import CallTimeout, EndpointResponse, NoResponse, ResponseAborted
+from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, CallTimeout, EndpointResponse
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
 from gpu_pool.backends.openai_endpoint.errors import KEY_STATUSES, NO_KEY, CallResult, Lost, read_refusal
@@ -76,7 +76,7 @@ class OpenInferenceEndpoint(Endpoint):
             return ProbeResult(model=self._address.model, tasks=spec.tasks)
         except CallTimeout:
             return ProbeResult(SILENT)
-        except (NoResponse, ResponseAborted, InvalidOutput) as error:
+        except CALL_FAILURES as error:
             return ProbeResult(str(error))
 
     async def _learn(self) -> None:
@@ -131,7 +131,7 @@ class OpenInferenceEndpoint(Endpoint):
             if reply.status == 200:
                 return read_outputs(reply.body, tensors, [item.task is Task.EMBED for item in items])
             failure = read_failure(reply, items[0], self._spec)
-        except (CallTimeout, NoResponse, ResponseAborted, InvalidOutput) as error:
+        except CALL_FAILURES as error:
             failure = failure_of(error)
         of_one = isinstance(failure, ItemResult) and failure is not TOO_SLOW
         if len(group) == 1 or not (of_one or (isinstance(failure, Lost) and failure.by_input)):

@@ -57,6 +57,10 @@ class CallTimeout(TierlaneError):
     """The timeout of a phase expired."""
 
 
+CALL_FAILURES = (NoResponse, ResponseAborted, CallTimeout, InvalidOutput)
+"""All failures of a call whose whole response is read."""
+
+
 class EndpointResponse(NamedTuple):
     """A whole response."""
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_pool.backends.backend import InvalidOutput
-from gpu_pool.backends.openai_endpoint.client import CallTimeout, NoResponse, ResponseAborted
+from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES
 from gpu_pool.backends.openai_endpoint.engine_load import Getter
 
 LISTED = ("max_model_len", "context_length", "max_context_length", "context_window")
@@ -40,15 +39,7 @@ async def _read(getter: Getter, url: str) -> dict[str, Any]:
     try:
         reply = await getter.get(url, READ_S)
         return _document.decode(reply.body) if reply.status == 200 else {}
-    except (
-        NoResponse,
-        ResponseAborted,
-        CallTimeout,
-        InvalidOutput,
-        msgspec.MsgspecError,
-        UnicodeDecodeError,
-        RecursionError,
-    ):
+    except (*CALL_FAILURES, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
 
 

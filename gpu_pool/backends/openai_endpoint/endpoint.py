@@ -21,16 +21,16 @@ from gpu_pool.backends.openai_endpoint.capabilities import PRIORITY_OWNER, Endpo
 from gpu_pool.backends.openai_endpoint.client import CallTimeout, NoResponse, ResponseAborted, Transport
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad, LoadReader
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, CallResult, Lost, Unreached
-from gpu_pool.backends.openai_endpoint.messages import MISSING_BODY
+from gpu_pool.backends.openai_endpoint.messages import MISSING_BODY, rejected_early
 from gpu_pool.backends.openai_endpoint.probe import NO_MODEL, PROBE_TIMEOUT_S, ProbeResult, probe
 from gpu_pool.backends.openai_endpoint.requests import (
     ABORTED,
+    NO_ROUTE,
     TOO_SLOW,
     CallProgress,
     EndpointCall,
     EndpointContext,
     counted_so_far,
-    rejection,
 )
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
 from gpu_pool.backends.openai_endpoint.slots import SlotPolicy
@@ -198,7 +198,9 @@ class Endpoint:
 
     def _rejection(self, item: Item) -> ItemResult | None:
         """The error of an item that must not be sent; else None."""
-        return rejection(item, self._probed.tasks)
+        if item.task not in self._probed.tasks:
+            return ItemResult(NO_ROUTE[item.task], 0, ErrorCode.INVALID_REQUEST)
+        return rejected_early(item)
 
     async def _call(self, item: Item, progress: CallProgress, *, again: bool) -> CallResult:  # noqa: ARG002 - for other servers
         """The call of one item, `again` after it failed."""

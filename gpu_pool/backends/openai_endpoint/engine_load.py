@@ -17,8 +17,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from gpu_pool.backends.backend import InvalidOutput
-from gpu_pool.backends.openai_endpoint.client import CallTimeout, EndpointResponse, NoResponse, ResponseAborted
+from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, EndpointResponse
 
 READ_S = 1.0
 """The limit of one read."""
@@ -28,7 +27,7 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 10.0, 600.0
 """Time between two searches for a source, growing while there is none."""
 TGI_READINGS = 4
 """TGI lets waiting requests join every few steps only: its queue is the least of this many readings."""
-_UNREADABLE = (NoResponse, ResponseAborted, CallTimeout, InvalidOutput, msgspec.MsgspecError, UnicodeDecodeError)
+_UNREADABLE = (*CALL_FAILURES, msgspec.MsgspecError, UnicodeDecodeError)
 
 TGI, LLAMA_CPP, SGLANG, TENSORRT_LLM = "TGI", "llama.cpp", "SGLang", "TensorRT-LLM"
 

@@ -5,15 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gpu_pool.backends.backend import InvalidOutput
 from gpu_pool.backends.openai_endpoint.availability import SILENT
-from gpu_pool.backends.openai_endpoint.client import (
-    CallTimeout,
-    EndpointResponse,
-    NoResponse,
-    ResponseAborted,
-    Transport,
-)
+from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, CallTimeout, EndpointResponse, Transport
 from gpu_pool.backends.openai_endpoint.context import listed_context, read_context
 from gpu_pool.backends.openai_endpoint.errors import KEY_STATUSES, LOADING, NO_KEY, is_loading
 from gpu_pool.backends.openai_endpoint.messages import ROUTES, Body
@@ -60,7 +53,7 @@ async def probe(transport: Transport, address: EndpointUrl, before: str = "") ->
         return seen._replace(owner=found.owner, context_tokens=tokens, listed=found.listed)
     except CallTimeout:
         return ProbeResult(SILENT)
-    except (NoResponse, ResponseAborted, InvalidOutput) as error:
+    except CALL_FAILURES as error:
         return ProbeResult(str(error))
 
 

@@ -30,7 +30,6 @@ from gpu_pool.backends.openai_endpoint.messages import (
     document_of,
     is_unusual,
     names_sent,
-    rejected_early,
     traceparent_of,
 )
 from gpu_pool.backends.openai_endpoint.reading.answers import MOST_TOKENS, ReportedError, read_answer
@@ -244,13 +243,6 @@ def failure_of(
         return ItemResult(str(error), 0, ErrorCode.INVALID_OUTPUT, by_input=by_input)
     # A request that the server received may have crashed it, and counts as an attempt.
     return Unreached(str(error)) if isinstance(error, NoResponse) and not error.sent else Lost(str(error))
-
-
-def rejection(item: Item, tasks: frozenset[Task]) -> ItemResult | None:
-    """The error of an item that must not be sent to an endpoint that supports `tasks`; else None."""
-    if item.task not in tasks:
-        return ItemResult(NO_ROUTE[item.task], 0, ErrorCode.INVALID_REQUEST)
-    return rejected_early(item)
 
 
 def _input_tokens(item: Item, body_dir: str) -> int:

@@ -98,7 +98,6 @@ class SlotPolicy:
         self._queue = _QueueSteps()
         self._levels = SlotLevels()
         self._slow_until = self._small_until = 0.0
-        self._stale: tuple[EngineLoad, int] | None = None
         self._load_until = 0.0
 
     def set_objective(self, tpot_ms: float) -> None:
@@ -222,7 +221,7 @@ class SlotPolicy:
     ) -> None:
         """Reduce at once what waits too much in two readings; else double, or approach AIM."""
         queue = self._queue
-        if self._is_stale(load):
+        if queue.is_stale(load):
             return
         falling = queue.falling(load)
         standing, queue.before = min(waiting, queue.before), waiting
@@ -241,8 +240,7 @@ class SlotPolicy:
             self.excess = round(standing - aim)
             self._set(calls - standing + aim - falling, source)
             self._doubling = False
-            queue.reduced(now)
-            self._stale = None if load is None else (load, STALE_TICKS)
+            queue.reduced(now, load)
             return
         news = queue.is_news(load)
         if self._doubling:
@@ -255,13 +253,6 @@ class SlotPolicy:
             if queue.quiet > QUIET_TICKS:
                 queue.settled_at = now + self._streams.settling_s
             self._set(self._exact + queue.step(waiting, aim, self.count, full=full, news=news), source)
-
-    def _is_stale(self, load: EngineLoad | None) -> bool:
-        if self._stale is None:
-            return False
-        before, left = self._stale
-        self._stale = (before, left - 1) if left and load == before else None
-        return self._stale is not None
 
     def _by_answers(self, now: float, calls: int, *, full: bool) -> None:
         """Adapt the slots once enough answers have come that started after the last change."""
@@ -356,6 +347,7 @@ class _QueueSteps:
         self._reduced_at = 0.0
         self._first: _WaitingSince | None = None
         self._load: EngineLoad | None = None
+        self._stale: tuple[EngineLoad, int] | None = None
         self._repeated = 0
         self._recent: deque[float] = deque(maxlen=RECENT)
 
@@ -389,8 +381,17 @@ class _QueueSteps:
         self._load = load
         return self._repeated % (REPEATED_TICKS + 1) == 0
 
-    def reduced(self, now: float) -> None:
+    def is_stale(self, load: EngineLoad | None) -> bool:
+        """Whether a reading is still the one of the last reduction."""
+        if self._stale is None:
+            return False
+        before, left = self._stale
+        self._stale = (before, left - 1) if left and load == before else None
+        return self._stale is not None
+
+    def reduced(self, now: float, load: EngineLoad | None) -> None:
         """The slots were reduced: a further reduction needs two new readings."""
+        self._stale = None if load is None else (load, STALE_TICKS)
         self._reduced_at = now
         self.before = 0.0
         self.quiet = self.full_steps = 0

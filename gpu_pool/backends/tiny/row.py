@@ -49,11 +49,11 @@ class StreamBuffer:
 
 def held_back(drawn: bytes | bytearray, stops: Sequence[bytes]) -> int:
     """The number of bytes at the end that could begin a stop string."""
-    return max((_prefix_length(drawn, stop) for stop in stops), default=0)
-
-
-def _prefix_length(drawn: bytes | bytearray, stop: bytes) -> int:
-    return next((n for n in range(min(len(drawn), len(stop) - 1), 0, -1) if drawn.endswith(stop[:n])), 0)
+    longest = max(map(len, stops), default=1) - 1
+    for size in range(min(len(drawn), longest), 0, -1):
+        if any(size < len(stop) and drawn.endswith(stop[:size]) for stop in stops):
+            return size
+    return 0
 
 
 class TextRow:
@@ -66,7 +66,15 @@ class TextRow:
         self._read = len(prompt)
         self._text = bytearray()
         self._end: int | None = None
-        self._uniforms = draw_uniforms(parameters)
+        # All random numbers are drawn at the start, by an own generator, so that other rows have no effect.
+        self._uniforms = [0.0] * parameters.max_tokens
+        if parameters.temperature:
+            generator = torch.Generator()
+            if parameters.seed is None:
+                generator.seed()
+            else:
+                generator.manual_seed(parameters.seed)
+            self._uniforms = torch.rand(parameters.max_tokens, generator=generator, dtype=torch.float64).tolist()
         self._stops = [stop.encode("utf-8", errors="replace") for stop in parameters.stop]
         self._stream = StreamBuffer(listener, self._stops) if listener is not None else None
 
@@ -148,15 +156,3 @@ class TinySequence(TextRow):
     def result(self) -> Generation:
         """The result of a finished row."""
         return self.generation(model.decode(self._text[: self._end]), self._read - 1)
-
-
-def draw_uniforms(parameters: GenerationParameters) -> list[float]:
-    """Draw all random numbers of a row at the start, from its own generator, so that other rows have no effect."""
-    if parameters.temperature == 0.0:
-        return [0.0] * parameters.max_tokens
-    generator = torch.Generator()
-    if parameters.seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(parameters.seed)
-    return torch.rand(parameters.max_tokens, generator=generator, dtype=torch.float64).tolist()

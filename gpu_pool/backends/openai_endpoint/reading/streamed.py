@@ -68,25 +68,22 @@ class StreamedCompletion:
         if event.name != ERROR and not self._reader.is_waiting:
             text = self._exact(data)
         if text is None:
-            text = self._unusual(event.name, data)
+            # An error, or an event that differs from OpenAI's format.
+            document = self._reader.read(data)
+            if event.name == ERROR or (document and (document.get("error") or document.get("object") == "error")):
+                if self.over:
+                    return ""
+                raise ReportedError({"message": data.decode("utf-8", "replace")} if document is None else document)
+            text = None if document is None else self._converted(document)
+        if text is None:
+            self.skipped += 1
+            return ""
         if text:
             self._texts.append(text)
             self.length += len(text)
         if usage is not self._usage:
             self._usage_length = self.length
         return text
-
-    def _unusual(self, name: bytes, data: bytes) -> str:
-        """The text of an event that is an error, or differs from OpenAI's format."""
-        document = self._reader.read(data)
-        if name == ERROR or (document is not None and (document.get("error") or document.get("object") == "error")):
-            if self.over:
-                return ""
-            raise ReportedError({"message": data.decode("utf-8", "replace")} if document is None else document)
-        text = None if document is None else self._converted(document)
-        if text is None:
-            self.skipped += 1
-        return text or ""
 
     def _exact(self, data: bytes) -> str | None:
         """The text of an event in OpenAI's format; None for any other."""
