@@ -135,28 +135,24 @@ class AnswerBackend(FunctionBackend):
 
     async def _answer(self, running: _Running) -> ItemResult:
         try:
-            if running.item.task is not Task.EMBED:
-                return await self._text(running.answer)
-            embed = getattr(self._target, "embed", None)
-            if not callable(embed):
-                return NO_EMBEDDINGS
-            vectors = embed([running.item.input])
-            return as_vectors(await vectors if inspect.isawaitable(vectors) else vectors, 1)[0]
+            target, answer = self._target, running.answer
+            if running.item.task is Task.EMBED:
+                embed = getattr(target, "embed", None)
+                if not callable(embed):
+                    return NO_EMBEDDINGS
+                vectors = embed([running.item.input])
+                return as_vectors(await vectors if inspect.isawaitable(vectors) else vectors, 1)[0]
+            written: Any = target.generate(answer) if getattr(target, "continuous", False) else target.answer(answer)
+            if inspect.isasyncgen(written):
+                async for piece in written:
+                    answer.emit(piece)
+            elif inspect.isgenerator(written):
+                for piece in written:
+                    answer.emit(piece)
+                    await asyncio.sleep(0)
+            else:
+                text = await written if inspect.isawaitable(written) else written
+                return as_results([answer.text if text is None else text], 1)[0]
+            return ItemResult(answer.text)
         except SystemExit as error:  # It would end the event loop.
             raise RuntimeError("The class called sys.exit.") from error
-
-    async def _text(self, answer: AnswerItem) -> ItemResult:
-        target = self._target
-        written: Any = target.generate(answer) if getattr(target, "continuous", False) else target.answer(answer)
-        steps, steps_async = inspect.isgenerator(written), inspect.isasyncgen(written)
-        if steps_async:
-            async for piece in written:
-                answer.emit(piece)
-        elif steps:
-            for piece in written:
-                answer.emit(piece)
-                await asyncio.sleep(0)
-        else:
-            text = await written if inspect.isawaitable(written) else written
-            return as_results([answer.text if text is None else text], 1)[0]
-        return ItemResult(answer.text)

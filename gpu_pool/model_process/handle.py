@@ -224,30 +224,25 @@ class ModelProcess:
         """Let an idle process end at the end of its socket, kill it after `grace_s`, and reap it."""
         self._closing = True
         self._line.close()
-        if not await self._exits_within(grace_s):
-            self.kill()
-            await self._process.wait()
+        await self._end_within(grace_s)
+        await self._process.wait()
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         self._mark_lost()
 
-    async def _exits_within(self, seconds: float) -> bool:
+    async def _end_within(self, seconds: float) -> None:
+        """Kill the process if it does not end by itself."""
         try:
             async with asyncio.timeout(seconds):
                 await self._process.wait()
         except TimeoutError:
-            return False
-        return True
+            self.kill()
 
     def _connection_ended(self) -> None:
         self._mark_lost()
-        if not self._closing:
-            self._watchers.append(asyncio.create_task(self._kill_after_grace()))
-
-    async def _kill_after_grace(self) -> None:
-        if not await self._exits_within(_EXIT_GRACE_S):
-            self.kill()  # Without its connection it is useless.
+        if not self._closing:  # Without its connection it is useless.
+            self._watchers.append(asyncio.create_task(self._end_within(_EXIT_GRACE_S)))
 
     async def _await_exit(self) -> None:
         await self._process.wait()

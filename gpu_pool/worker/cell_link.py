@@ -141,8 +141,18 @@ class Heartbeat:
 
     def _tick(self) -> None:
         """Send without a task if possible, else wake the task."""
+        sent = False
         try:
-            sent = self._send_without_waiting()
+            pending, waited_s = self._async_heartbeat.pending, time.monotonic() - self._beat_at
+            if pending and waited_s < self._every_s / 2 + self._async_heartbeat.distance_s:
+                sent = True  # `within` was shorter than the way to Redis and back; the next tick looks again.
+            else:
+                if pending:
+                    self._async_heartbeat.give_up()
+                    self._failed()
+                if not self._due.is_set() and self.working.is_set() and self._async_heartbeat.send(self._beat()):
+                    self._beat_at, self._within_s = time.monotonic(), math.inf
+                    sent = True
         except Exception as error:
             self._failed()
             log.exception("heartbeat failed", error=type(error).__name__)
@@ -151,17 +161,6 @@ class Heartbeat:
             self._schedule()
         else:
             self._due.set()
-
-    def _send_without_waiting(self) -> bool:
-        if self._async_heartbeat.pending:
-            if time.monotonic() - self._beat_at < self._every_s / 2 + self._async_heartbeat.distance_s:
-                return True  # `within` was shorter than the way to Redis and back; the next tick looks again.
-            self._async_heartbeat.give_up()
-            self._failed()
-        if self._due.is_set() or not self.working.is_set() or not self._async_heartbeat.send(self._beat()):
-            return False
-        self._beat_at, self._within_s = time.monotonic(), math.inf
-        return True
 
     def _replied(self, reply: WorkerBeatReply) -> None:
         self._on_moves(reply.moves)

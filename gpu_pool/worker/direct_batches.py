@@ -7,6 +7,7 @@ one, so that a request that kills the model is finally alone.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
 
@@ -125,7 +126,12 @@ class DirectBatches:
                 raise BatchRejected("The model of this worker was lost before the batch began.") from error
         if losses > RETRY_BUDGET:
             return _ended(requests, ErrorCode.WORKER_LOST)
-        if not await self._wait_for_model(requests, read_at):
+        # The next model process is waited for while any of these requests has time.
+        until, is_ready = read_at + max(request.ms_left for request in requests) / 1000, False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(until - time.monotonic()):
+                is_ready = await self._supervisor.ready.wait()
+        if not is_ready:
             return _ended(requests, ErrorCode.DEADLINE_EXCEEDED)
         outcomes: list[Outcome] = []
         for part in parts(requests, losses):
@@ -137,15 +143,6 @@ class DirectBatches:
         self._waiting -= 1
         trace.begins()
         return True
-
-    async def _wait_for_model(self, requests: Sequence[ClaimedRequest], read_at: float) -> bool:
-        """Wait for the next model process while any of these requests has time; whether it is ready."""
-        until = read_at + max(request.ms_left for request in requests) / 1000
-        try:
-            async with asyncio.timeout(until - time.monotonic()):
-                return await self._supervisor.ready.wait()
-        except TimeoutError:
-            return False
 
 
 def parts(requests: Sequence[ClaimedRequest], losses: int) -> list[Sequence[ClaimedRequest]]:

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import structlog
@@ -110,24 +111,20 @@ class BatchPipeline:
         # Not claiming meanwhile would let a series of direct batches starve the queue. The wait is bounded:
         # the model serves batches in order of arrival, few batches wait, and the watchdog ends each.
         give_up_at = claimed_at + max(request.ms_left for request in batch.requests) / 1000
-        ending: Coroutine[Any, Any, None]
+        outcomes: list[Outcome] | None = None
+        cause: ErrorCode | None = None  # Of a lost batch whose attempt is counted.
         with self._traces.of(batch.batch_id, batch.requests, claimed_at) as trace:
             batch = batch._replace(requests=trace.requests)
             try:
                 outcomes = await self._outcomes(batch, lease, streams, slot, trace)
                 trace.ended(outcomes)
                 failpoint("batch_ran")
-                ending = self._finish(batch, lease, outcomes, give_up_at)
             except (ModelLost, ModelHung, RunRefused) as error:
                 streams.lost()
                 refused = isinstance(error, RunRefused) and not error.counted
-                cause: ErrorCode | None = ErrorCode.WORKER_LOST
-                if self._execution.stopped or refused or isinstance(error, NotStarted):
-                    cause = None  # No attempt is counted.
-                elif isinstance(error, ModelHung):
-                    cause = ErrorCode.GPU_TIMEOUT
+                if not (self._execution.stopped or refused or isinstance(error, NotStarted)):
+                    cause = ErrorCode.GPU_TIMEOUT if isinstance(error, ModelHung) else ErrorCode.WORKER_LOST
                 trace.lost(cause)
-                ending = self._hand_back(batch, lease, cause)
             except BaseException:
                 lease.stop()  # A bug, or a cancelled task: the reaper requeues the batch when its lease expires.
                 raise
@@ -135,7 +132,15 @@ class BatchPipeline:
                 slot.release()
             with self._settles():
                 try:
-                    await ending
+                    if outcomes is None:
+                        await self._hand_back(batch, lease, cause)
+                    elif lease.lost:
+                        log.warning("lease lost; result dropped", batch=batch.batch_id, size=len(batch.requests))
+                    else:
+                        self._sending()
+                        finish = partial(self._batches.finish, batch.batch_id, batch.token, outcomes)
+                        await self._retry(finish, give_up_at)  # A client may still wait until then.
+                        failpoint("batch_finished")
                 finally:
                     await lease.close()
 
@@ -156,15 +161,6 @@ class BatchPipeline:
         if not await slot.granted:
             raise NotStarted("The worker is stopping.")
         return await self._execution.run(batch.requests, trace.began, begins, over, streams)
-
-    async def _finish(self, batch: ClaimedBatch, lease: Lease, outcomes: list[Outcome], give_up_at: float) -> None:
-        """Send the outcomes, and retry while Redis is unavailable and a client may still wait."""
-        if lease.lost:
-            log.warning("lease lost; result dropped", batch=batch.batch_id, size=len(batch.requests))
-            return
-        self._sending()
-        await self._retry(lambda: self._batches.finish(batch.batch_id, batch.token, outcomes), give_up_at)
-        failpoint("batch_finished")
 
     async def _hand_back(self, batch: ClaimedBatch, lease: Lease, cause: ErrorCode | None) -> None:
         lease.stop()

@@ -59,8 +59,17 @@ class Outgoing:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
+            self._sent_at = self._clock()
+            waiting, self._waiting, self._characters = self._waiting, {}, 0
             with LoggedFaults("increments not sent"):
-                await self._send()
+                if len(waiting) == 1:  # Without a task.
+                    (gateway_id,) = waiting
+                    await self._publish(gateway_id, waiting[gateway_id])
+                    continue
+                calls = (self._publish(gateway_id, increments) for gateway_id, increments in waiting.items())
+                for fault in await asyncio.gather(*calls, return_exceptions=True):
+                    if fault is not None:
+                        raise fault
 
     def _queue(self, gateway_id: str, increment: Increment) -> None:
         if self._characters + len(increment.text) > MOST_CHARACTERS:
@@ -73,18 +82,6 @@ class Outgoing:
             return
         waiting[increment.id] = whole
         self._characters += len(increment.text)
-
-    async def _send(self) -> None:
-        self._sent_at = self._clock()
-        waiting, self._waiting, self._characters = self._waiting, {}, 0
-        if len(waiting) == 1:  # Without a task.
-            (gateway_id,) = waiting
-            await self._publish(gateway_id, waiting[gateway_id])
-            return
-        calls = (self._publish(gateway_id, increments) for gateway_id, increments in waiting.items())
-        for fault in await asyncio.gather(*calls, return_exceptions=True):
-            if fault is not None:
-                raise fault
 
     async def _publish(self, gateway_id: str, increments: Mapping[str, Increment]) -> None:
         try:

@@ -199,7 +199,11 @@ class Worker:
                     is_lost = since is not None and time.monotonic() - since >= LOST_S and model is not None
                     if is_lost and (url := self._decision.refuge(self._link.cell)) is not None:
                         await self._move(url)
-                elif (url := await self._decided_now()) is not None:
+                    continue
+                if self._destination is None and self._decision.would_draw(time.monotonic()):
+                    # The present document decides: others may have moved by the last one.
+                    self._decision.receive(await self._link.presence.moves())
+                if (url := self._decided()) is not None:
                     await self._move(url)
                 else:
                     await self._next_batch()
@@ -266,12 +270,6 @@ class Worker:
             ending = self._end_pop(link, self._pop_ended, time.monotonic() + BLOCK_S)
             self._ending_pop = asyncio.create_task(ending, name="end pop")
 
-    async def _decided_now(self) -> str | None:
-        """As `_decided`, by the present document if the last one lets the worker move: others may have moved by that one."""
-        if self._destination is None and self._decision.would_draw(time.monotonic()):
-            self._decision.receive(await self._link.presence.moves())
-        return self._decided()
-
     def _decided(self) -> str | None:
         """The URL of the cell to which the worker moves now; None: it stays."""
         if self._destination is None:
@@ -281,8 +279,14 @@ class Worker:
     async def _move(self, url: str) -> None:
         """Serve another cell from now on; batches of this one end meanwhile. If its Redis does not respond, stay here."""
         self._destination, began, old = None, time.monotonic(), self._link
-        if not await self._forget_link(cell_of(url)):
-            return
+        link, leaving = self._left.get(cell_of(url), (None, None))
+        if link is not None and leaving is not None:
+            # A former link to that cell could deregister the worker later.
+            if link.in_flight:
+                return
+            del self._left[link.cell]
+            await end_all([leaving])
+            await link.close()
         server = self._servers.get(url) or await server_url(url)
         new = self._new_link(server)
         if not old.heartbeat.free.is_set():
@@ -315,18 +319,6 @@ class Worker:
         leaving = asyncio.create_task(link.leave(), name=f"leave {link.cell}")
         self._left[link.cell] = (link, leaving)
         leaving.add_done_callback(ended)
-
-    async def _forget_link(self, cell: str) -> bool:
-        """Close a former link to this cell, which could deregister the worker later; False while it has batches."""
-        link, leaving = self._left.get(cell, (None, None))
-        if link is None or leaving is None:
-            return True
-        if link.in_flight:
-            return False
-        del self._left[cell]
-        await end_all([leaving])
-        await link.close()
-        return True
 
     async def _finish_running(self, pump: "asyncio.Task[None]") -> None:
         """Wait until everything that was claimed is settled, at most for the drain time, or until `stop` or a loss of Redis.

@@ -54,7 +54,20 @@ def read_directory(path: Path) -> ModelDirectory:
     weights = _weights(folder)
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise Unusable(f"it has no tokenizer, such as {TOKENIZERS[0]}")
-    return ModelDirectory(path, folder, sentences, f"{path.resolve().name}-{_digest(folder, weights)}")
+    # Weights may have many GB, so only the size, header and end of a file are hashed.
+    texts = (folder / name for name in ("config.json", "generation_config.json", *TOKENIZERS))
+    parts = [text.read_bytes() for text in texts if text.is_file()]
+    for weight_path in weights:
+        size = weight_path.stat().st_size
+        with weight_path.open("rb") as file:
+            header = int.from_bytes(file.read(_HEADER_BYTES), "little")
+            parts.append(size.to_bytes(8, "little") + file.read(min(header, size)))
+            file.seek(max(0, size - _TAIL_BYTES))
+            parts.append(file.read())
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return ModelDirectory(path, folder, sentences, f"{path.resolve().name}-{digest.hexdigest()[:8]}")
 
 
 def _weights(folder: Path) -> list[Path]:
@@ -73,20 +86,3 @@ def _weights(folder: Path) -> list[Path]:
     if pickles:
         raise Unusable(f"its weights are a pickle ({pickles[0]}), which could run code: convert them to safetensors")
     raise Unusable(f"it has no {WEIGHTS}")
-
-
-def _digest(folder: Path, weights: list[Path]) -> str:
-    """Eight hex digits. Weights may have many GB, so only the size, header and end of a file are hashed."""
-    texts = (folder / name for name in ("config.json", "generation_config.json", *TOKENIZERS))
-    parts = [text.read_bytes() for text in texts if text.is_file()]
-    for path in weights:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            header = int.from_bytes(file.read(_HEADER_BYTES), "little")
-            parts.append(size.to_bytes(8, "little") + file.read(min(header, size)))
-            file.seek(max(0, size - _TAIL_BYTES))
-            parts.append(file.read())
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(hashlib.sha256(part).digest())
-    return digest.hexdigest()[:8]

@@ -192,7 +192,13 @@ def read_outputs(body: bytes, group: Sequence[ItemTensors], vectors: Sequence[bo
     results: list[ItemResult] = []
     start = 0
     for item, as_vector in zip(group, vectors, strict=True):
-        own = outputs if len(group) == 1 else [_rows_of(each, start, item.rows) for each in outputs]
+        own = outputs
+        if len(group) > 1:
+            own = []
+            for each in outputs:
+                width = prod(each.shape[1:])
+                data = each.data[start * width : (start + item.rows) * width]
+                own.append(OutputValue(each.name, each.datatype, [item.rows, *each.shape[1:]], data))
         start += item.rows
         if as_vector:
             results += as_vectors([own[0].data], 1)
@@ -201,12 +207,6 @@ def read_outputs(body: bytes, group: Sequence[ItemTensors], vectors: Sequence[bo
         value = values if len(values) > 1 else next(iter(values.values()))
         results += as_results([value if isinstance(value, str) else msgspec.json.encode(value).decode()], 1)
     return results
-
-
-def _rows_of(output: OutputValue, start: int, rows: int) -> OutputValue:
-    width = prod(output.shape[1:])
-    data = output.data[start * width : (start + rows) * width]
-    return OutputValue(output.name, output.datatype, [rows, *output.shape[1:]], data)
 
 
 def _value(output: OutputValue, *, is_row: bool) -> Any:

@@ -144,22 +144,20 @@ def read_reported(document: Mapping[str, Any], sent: NamesSent, now_s: float) ->
     """
     error = document.get("error") or document
     fields = error if isinstance(error, dict) else {"message": error}
-    named = (fields.get(name) for name in ("code", "status", "status_code", "http_status_code"))
-    status = next((code for code in map(_status, named) if code), 0)
+    status = 0
+    for name in ("code", "status", "status_code", "http_status_code"):
+        try:
+            code = int(fields.get(name) or 0)
+        except (TypeError, ValueError, OverflowError):
+            continue
+        if 400 <= code < 600:
+            status = code
+            break
     if not status:
         named = (fields.get(name) for name in ("type", "code", "error_type", "status"))
         kind = " ".join(each.lower() for each in named if isinstance(each, str)).replace("_", "").replace(" ", "")
         status = next((status for words, status in _KINDS if any(word in kind for word in words)), 500)
     return read_refusal(status, {}, msgspec.json.encode(document), sent, now_s)
-
-
-def _status(code: Any) -> int:
-    """The HTTP status of an error's code; 0 if it is none."""
-    try:
-        status = int(code)
-    except (TypeError, ValueError, OverflowError):
-        return 0
-    return status if 400 <= status < 600 else 0
 
 
 def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
