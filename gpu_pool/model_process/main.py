@@ -27,7 +27,7 @@ from gpu_pool.model_process.backend_registry import select_backend
 from gpu_pool.model_process.batch_runner import BatchRunner
 from gpu_pool.model_process.device_errors import DeviceLost
 from gpu_pool.model_process.inputs import run_readable
-from gpu_pool.model_process.listeners import Listeners
+from gpu_pool.model_process.listeners import PIECES_EVERY_S, Listeners
 from gpu_pool.model_process.messages import Available, Done, Fatal, ModelLink, ProgressCounter, Ready, Run, send_done
 from gpu_pool.model_process.stepping import serve_slots
 from scheduler.errors import StartError
@@ -126,7 +126,7 @@ class Steps:
         self._clock = clock
         self._progress = ProgressCounter(link.send)
         self._polled_at = 0.0
-        self.listeners = Listeners(link.send)
+        self.listeners = Listeners(link.send, PIECES_EVERY_S)
 
     def begin(self, run: Run) -> None:
         """A batch begins."""

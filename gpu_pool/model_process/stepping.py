@@ -17,7 +17,7 @@ from gpu_pool.backends.backend import TOO_LATE, Item, ItemResult, SteppingBacken
 from gpu_pool.model_process.batch_runner import BatchRunner, blame, fault_of, padding_of
 from gpu_pool.model_process.device_errors import free_cached_memory, is_out_of_memory, raise_if_lost
 from gpu_pool.model_process.inputs import in_time, read_items, rejection
-from gpu_pool.model_process.listeners import Listeners, SlotListeners, StreamListener
+from gpu_pool.model_process.listeners import AT_ONCE_S, PIECES_EVERY_S, Listeners, StreamListener
 from gpu_pool.model_process.messages import (
     Done,
     Drop,
@@ -94,7 +94,7 @@ class SlotServing:
         self._slots = slots
         self._clock = clock
         self._progress = ProgressCounter(send, clock)
-        self._listeners = SlotListeners(send, clock)
+        self._listeners = Listeners(send, AT_ONCE_S, clock)
         self._canary = BatchRunner(backend, self._progress, clock)
         self._keys = itertools.count()
         self._requests: dict[int, _SlotRequest] = {}
@@ -119,7 +119,7 @@ class SlotServing:
             if request.listeners is not None:
                 request.listeners.drop(request.seq, message.places)
             elif 0 in message.places:
-                self._listeners.drop(request.seq)
+                self._listeners.drop(0, [request.seq])
             for member in request.members:
                 if member.place in message.places and not member.ended and member.item.listener is None:
                     self._end(member, ItemResult("", self._remove(member), ErrorCode.CANCELLED))
@@ -160,7 +160,7 @@ class SlotServing:
         request = _SlotRequest(run.seq, [TOO_LATE] * len(run.bodies))
         listen = self._listeners.listen_to(run.seq)
         if len(run.bodies) != 1:
-            request.listeners = Listeners(self._send, self._clock)
+            request.listeners = Listeners(self._send, PIECES_EVERY_S, self._clock)
             request.listeners.begin(run.seq)
             listen = request.listeners.listen
         self._requests[run.seq] = request

@@ -7,7 +7,7 @@ import pytest
 
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.model_process.inputs import deadlines, in_time, read_items, run_readable
-from gpu_pool.model_process.listeners import PIECES_EVERY_S, Listeners, SlotListeners
+from gpu_pool.model_process.listeners import AT_ONCE_S, PIECES_EVERY_S, Listeners
 from gpu_pool.model_process.messages import Piece, Pieces, Run
 from scheduler.payload import Payload, Task, encode_payload
 
@@ -98,7 +98,7 @@ class Steps:
     def __init__(self) -> None:
         self.now = 100.0
         self.sent: list[Pieces] = []
-        self.listeners = Listeners(self.sent.append, lambda: self.now)
+        self.listeners = Listeners(self.sent.append, PIECES_EVERY_S, lambda: self.now)
         self.listeners.begin(7)
 
     def step(self, seconds: float) -> None:
@@ -156,7 +156,7 @@ def test_item_that_runs_again_starts_at_zero() -> None:
 def test_requests_with_slots_send_text_when_it_comes() -> None:
     """All text between two steps is one frame, without a wait; a request that ended or left sends nothing more."""
     sent = list[Pieces]()
-    listeners = SlotListeners(sent.append, lambda: 100.0)
+    listeners = Listeners(sent.append, AT_ONCE_S, lambda: 100.0)
     a, b, c = (listeners.listen(seq, f"g n{seq}") for seq in (4, 5, 9))
 
     a.emit(0, "x")
@@ -165,9 +165,9 @@ def test_requests_with_slots_send_text_when_it_comes() -> None:
     a.emit(1, "1")
     b.emit(1, "2")
     c.emit(0, "3")
-    listeners.drop(5)
+    listeners.drop(0, [5])
     listeners.end(9)
-    listeners.drop(9)
+    listeners.drop(0, [9])
     listeners.flush()
     listeners.flush()
 

@@ -17,8 +17,7 @@ from gpu_pool.backends.generation import named_turns, prompt_of
 from gpu_pool.backends.open_inference.joining import Joiner, TensorItem
 from gpu_pool.backends.open_inference.model import UNREADABLE, ModelSpec, read_model
 from gpu_pool.backends.open_inference.tensors import Mismatch, call_body, read_item, read_outputs
-from gpu_pool.backends.openai_endpoint.availability import SILENT
-from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, CallTimeout, EndpointResponse
+from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, EndpointResponse
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
 from gpu_pool.backends.openai_endpoint.errors import KEY_STATUSES, NO_KEY, CallResult, Lost, read_refusal
@@ -58,26 +57,22 @@ class OpenInferenceEndpoint(Endpoint):
         self._joiner = Joiner(self._send)
 
     async def _look(self, before: str) -> ProbeResult:  # noqa: ARG002 - the model has a name
-        try:
-            described = await self._get(self._model_path)
-            if described.status in KEY_STATUSES:
-                return ProbeResult(NO_KEY, ours=True)
-            if described.status != 200:
-                redirects = is_redirect(described.status)
-                return unexpected(described.status, "GET /models") if redirects else await self._missing()
-            status = (await self._get(f"{self._model_path}/ready")).status
-            if status != 200:
-                return ProbeResult(
-                    f"The model {self._address.model!r} is not loaded: its server answers {status} to GET ready."
-                )
-            config = await self._get(f"{self._model_path}/config")
-            self._spec = spec = read_model(described.body, config.body if config.status == 200 else b"")
-            self._joiner.calls, self._joiner.most_rows = spec.calls, spec.most_rows
-            return ProbeResult(model=self._address.model, tasks=spec.tasks)
-        except CallTimeout:
-            return ProbeResult(SILENT)
-        except CALL_FAILURES as error:
-            return ProbeResult(str(error))
+        described = await self._get(self._model_path)
+        if described.status in KEY_STATUSES:
+            return ProbeResult(NO_KEY, ours=True)
+        if is_redirect(described.status):
+            return unexpected(described.status, "GET /models")
+        if described.status != 200:
+            return await self._missing()
+        status = (await self._get(f"{self._model_path}/ready")).status
+        if status != 200:
+            return ProbeResult(
+                f"The model {self._address.model!r} is not loaded: its server answers {status} to GET ready."
+            )
+        config = await self._get(f"{self._model_path}/config")
+        self._spec = spec = read_model(described.body, config.body if config.status == 200 else b"")
+        self._joiner.calls, self._joiner.most_rows = spec.calls, spec.most_rows
+        return ProbeResult(model=self._address.model, tasks=spec.tasks)
 
     async def _learn(self) -> None:
         """The protocol has no metrics."""

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import BUSY, EndpointAvailability, Pauses
+from gpu_pool.backends.openai_endpoint.availability import BUSY, SILENT, EndpointAvailability, Pauses
 from gpu_pool.backends.openai_endpoint.call_times import Call
 from gpu_pool.backends.openai_endpoint.capabilities import PRIORITY_OWNER, EndpointCapabilities, takes_priority
-from gpu_pool.backends.openai_endpoint.client import CallTimeout, NoResponse, ResponseAborted, Transport
+from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, CallTimeout, NoResponse, ResponseAborted, Transport
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad, LoadReader
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, CallResult, Lost, Unreached
 from gpu_pool.backends.openai_endpoint.messages import MISSING_BODY, rejected_early
@@ -127,7 +127,7 @@ class Endpoint:
         """Wait for the endpoint. Raises StartError if only other settings can help, EndpointAway after `within_s`."""
         await self._transport.open()
         pauses, until = Pauses(), self._clock() + within_s
-        while (seen := await self._look("")).fault:
+        while (seen := await self._seen("")).fault:
             if seen.ours:
                 raise StartError(f"{seen.fault} ({self._address.base})")
             if self._clock() >= until:
@@ -181,8 +181,17 @@ class Endpoint:
         used = counted_so_far(progress.completion, item, self._context.body_dir)
         return ItemResult("", used.tokens_used, ErrorCode.CANCELLED, used.output_tokens)
 
+    async def _seen(self, before: str) -> ProbeResult:
+        """The result of a probe, also of one that failed; `before`: the model chosen last."""
+        try:
+            return await self._look(before)
+        except CallTimeout:
+            return ProbeResult(SILENT)
+        except CALL_FAILURES as error:
+            return ProbeResult(str(error))
+
     async def _look(self, before: str) -> ProbeResult:
-        """Probe the server; `before`: the model chosen last."""
+        """Probe the server. Raises CALL_FAILURES."""
         return await probe(self._transport, self._address, before)
 
     async def _learn(self) -> None:
@@ -237,7 +246,7 @@ class Endpoint:
 
     async def probe(self) -> str:
         """Why the endpoint cannot be used; "" if it can."""
-        seen = await self._look(self._probed.model)
+        seen = await self._seen(self._probed.model)
         if seen.fault:
             return seen.fault
         if not self._probed.tasks <= seen.tasks:

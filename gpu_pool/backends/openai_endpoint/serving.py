@@ -14,7 +14,7 @@ from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.model_process.frame_socket import FrameConnection
 from gpu_pool.model_process.inputs import UNREADABLE, in_time, read_items
-from gpu_pool.model_process.listeners import SlotListeners
+from gpu_pool.model_process.listeners import Listeners
 from gpu_pool.model_process.messages import (
     Available,
     Done,
@@ -57,7 +57,7 @@ class _Request:
 class EndpointServing:
     """Receives the worker's messages and sends the results. `most`: the most slots, 0 without a limit."""
 
-    def __init__(self, endpoint: Endpoint, listeners: SlotListeners, most: int) -> None:
+    def __init__(self, endpoint: Endpoint, listeners: Listeners, most: int) -> None:
         self._endpoint = endpoint
         self._listeners = listeners
         self._most = most
@@ -111,7 +111,7 @@ class EndpointServing:
             request = self._running.get(message.seq)
             if request is not None and not request.withdrawn:
                 request.dropped = True
-                self._listeners.drop(message.seq)
+                self._listeners.drop(0, [message.seq])
                 request.stop()
         elif isinstance(message, TokenObjective):
             self._endpoint.policy.set_objective(message.tpot_ms)
@@ -127,7 +127,7 @@ class EndpointServing:
             request = self._running.get(seq)
             if request is not None and not request.progress.has_sent and not request.dropped:
                 request.withdrawn = True
-                self._listeners.drop(seq)  # Or output could be sent before its task ends.
+                self._listeners.drop(0, [seq])  # Or output could be sent before its task ends.
                 request.stop()
 
     async def _answer(self, seq: int, request: _Request) -> None:

@@ -52,17 +52,12 @@ def choose(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) 
     greedy = temperature == 0.0
     best = scores.topk(2, dim=-1)
     tokens, clear = best.indices[:, 0], best.values[:, 0] - best.values[:, 1] > 2 * NOISE
-    if not bool(greedy.all()):
-        drawn, drawn_clear = _draw(scores, torch.where(greedy, 1.0, temperature), top_p, uniform)
-        tokens, clear = torch.where(greedy, tokens, drawn), torch.where(greedy, clear, drawn_clear)
-    return ChosenTokens(tokens.tolist(), clear.tolist())
+    if bool(greedy.all()):
+        return ChosenTokens(tokens.tolist(), clear.tolist())
 
-
-def _draw(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Invert the distribution function at `uniform`, over the tokens in the order of their ids.
-
-    Unlike an order by probability, this one does not change when two probabilities nearly tie.
-    """
+    # For the other rows, invert the distribution function at `uniform`, over the tokens in the order of their ids. Unlike an
+    # order by probability, this one does not change when two probabilities nearly tie.
+    temperature = torch.where(greedy, 1.0, temperature)
     scaled = scores / temperature.unsqueeze(1)
     slack = 2 * NOISE / temperature.unsqueeze(1)
     # All tokens may be drawn, except in rows whose `top_p` is under 1.
@@ -72,11 +67,12 @@ def _draw(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -
         kept[narrow], nucleus_clear[narrow] = _nucleus(scaled[narrow], top_p[narrow].unsqueeze(1), slack[narrow])
     reached = torch.softmax(scaled.masked_fill(~kept, -torch.inf), dim=-1).cumsum(dim=-1)
     point = uniform.unsqueeze(1)
-    token = (reached <= point).sum(dim=-1)
     # Rounding may leave the last sum slightly under 1; the last kept token gets the rest.
     last = scores.shape[1] - 1 - kept.flip(1).to(torch.uint8).argmax(dim=-1)
-    clear = ((reached - point).abs() > _reach(reached, slack)).all(dim=-1)
-    return torch.minimum(token, last), clear & nucleus_clear
+    drawn = torch.minimum((reached <= point).sum(dim=-1), last)
+    drawn_clear = ((reached - point).abs() > _reach(reached, slack)).all(dim=-1) & nucleus_clear
+    tokens, clear = torch.where(greedy, tokens, drawn), torch.where(greedy, clear, drawn_clear)
+    return ChosenTokens(tokens.tolist(), clear.tolist())
 
 
 def _nucleus(scaled: Tensor, top_p: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
