@@ -143,10 +143,11 @@ class AnswerBackend(FunctionBackend):
                 vectors = embed([running.item.input])
                 return as_vectors(await vectors if inspect.isawaitable(vectors) else vectors, 1)[0]
             written: Any = target.generate(answer) if getattr(target, "continuous", False) else target.answer(answer)
-            if inspect.isasyncgen(written):
+            steps, steps_async = inspect.isgenerator(written), inspect.isasyncgen(written)
+            if steps_async:
                 async for piece in written:
                     answer.emit(piece)
-            elif inspect.isgenerator(written):
+            elif steps:
                 for piece in written:
                     answer.emit(piece)
                     await asyncio.sleep(0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -65,6 +66,7 @@ class CausalModel:
         self.context_tokens = context if context < ENDLESS else 0
         self._exact = network.dtype == torch.float32
         self._clock = clock
+        self._decode = partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         begins = tokenizer.bos_token_id
         # A model needs at least one token, also of an empty prompt.
         self._first = int(begins) if begins is not None else min(ends, default=0)
@@ -117,7 +119,3 @@ class CausalModel:
             return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
         except Exception as error:
             raise PromptRefused("The model's chat template does not take these messages.") from error
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(text)

@@ -60,7 +60,16 @@ class ItemTensors(NamedTuple):
 
 def read_item(model: ModelSpec, text: str, parameters: Mapping[str, Any]) -> ItemTensors:
     """The tensors of a request. Raises Mismatch."""
-    specs = {spec.name: spec for spec in model.inputs or (_undeclared(text),)}
+    specs = {spec.name: spec for spec in model.inputs}
+    if not specs:  # The server does not describe its model: the input is lists of numbers if it looks so, else a text.
+        try:
+            found: Any = msgspec.json.decode(text)
+            shape, data = _flat(found) if isinstance(found, list) else ([], [])
+        except (*UNREADABLE, Mismatch):
+            shape, data = [], []
+        specs[UNDECLARED] = TensorSpec(UNDECLARED, BYTES, (1,))
+        if data and _fits("FP32", data):
+            specs[UNDECLARED] = TensorSpec(UNDECLARED, "INT64" if _fits("INT64", data) else "FP32", tuple(shape))
     values = {name: value for name, value in parameters.items() if name in specs}
     others = {name: value for name, value in parameters.items() if name not in specs}
     if reserved := sorted(RESERVED & others.keys()):
@@ -81,18 +90,6 @@ def read_item(model: ModelSpec, text: str, parameters: Mapping[str, Any]) -> Ite
         values |= document
     tensors = [_tensor(specs[name], value) for name, value in values.items()]
     return ItemTensors([each for each, _ in tensors], others, all(is_row for _, is_row in tensors))
-
-
-def _undeclared(text: str) -> TensorSpec:
-    """What the text looks like: lists of numbers, or a text."""
-    try:
-        document: Any = msgspec.json.decode(text)
-        shape, data = _flat(document) if isinstance(document, list) else ([], [])
-    except (*UNREADABLE, Mismatch):
-        shape, data = [], []
-    if not data or not _fits("FP32", data):
-        return TensorSpec(UNDECLARED, BYTES, (1,))
-    return TensorSpec(UNDECLARED, "INT64" if _fits("INT64", data) else "FP32", tuple(shape))
 
 
 def _wanted(needed: Sequence[TensorSpec]) -> str:

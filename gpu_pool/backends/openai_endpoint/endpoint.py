@@ -161,7 +161,13 @@ class Endpoint:
         except BaseException:
             self.policy.leave(call)
             raise
-        self._note_call(call, result)
+        now = self._heard_at = self._clock()
+        if isinstance(result, Busy):
+            self.policy.refuse(call, now)
+        elif isinstance(result, ItemResult) and not result.error_code:
+            self.policy.end(call, now, result.output_tokens)
+        else:
+            self.policy.leave(call)
         skipped = progress.completion.skipped if progress.completion is not None else 0
         if skipped and not self.skipped:  # A proxy may add such events.
             sys.stderr.write("The endpoint's streams have events that are no JSON objects; they are skipped.\n")
@@ -260,15 +266,6 @@ class Endpoint:
         if (seen.model, seen.context_tokens) != (before.model, before.context_tokens):
             self.replaced()
         return ""
-
-    def _note_call(self, call: Call, result: CallResult) -> None:
-        now = self._heard_at = self._clock()
-        if isinstance(result, Busy):
-            self.policy.refuse(call, now)
-        elif isinstance(result, ItemResult) and not result.error_code:
-            self.policy.end(call, now, result.output_tokens)
-        else:
-            self.policy.leave(call)
 
     def _heard(self, call: Call) -> None:
         """A stream sent a part of its output."""

@@ -123,8 +123,19 @@ def read_refusal(
     if overflow := read_overflow(text):
         return ItemResult(overflow.sentence(), 0, ErrorCode.CONTEXT_LENGTH_EXCEEDED)
     fails = status >= 500 or status in _RETRYABLE
+    fault = None
     # llama.cpp answers 500 to an image or a sound that its model does not support.
-    fault = None if fails and not _NOT_SUPPORTED.search(text) else _fault(named, text, sent())
+    if not fails or _NOT_SUPPORTED.search(text):
+        # The first name of the request that the server gives as the fault, exactly or in its words.
+        names = sorted(sent(), key=lambda name: (name in _EVERYWHERE, name))
+        mentioned = [each for each in names if each != "text" and re.search(rf"\b{re.escape(each)}\b", text)]
+        given = (
+            *(each for each in named if each in PARAMETERS or each in names),
+            *(each for each in mentioned if each not in _EVERYWHERE),
+            *(each for words, of in _WORDS if words.search(text) for each in of if each in names),
+            *mentioned,
+        )
+        fault = next(iter(given), None)
     if fails and fault is None:
         return Lost(f"The endpoint answers {status}.", by_input=status == 500)
     if status == 413:
@@ -143,7 +154,7 @@ def read_reported(document: Mapping[str, Any], sent: NamesSent, now_s: float) ->
     Without one it is the failure of the server, unless the error's type names the client's.
     """
     error = document.get("error") or document
-    fields = error if isinstance(error, dict) else {"message": error}
+    fields: Mapping[str, Any] = error if isinstance(error, dict) else {"message": error}
     status = 0
     for name in ("code", "status", "status_code", "http_status_code"):
         try:
@@ -177,19 +188,6 @@ def _number(text: str | None, divisor: float) -> float | None:
     except ValueError:
         return None
     return value if value >= 0 else None  # Excludes NaN too.
-
-
-def _fault(named: Sequence[str], text: str, sent: Collection[str]) -> str | None:
-    """The first name of the request that the server gives as the fault, exactly or in its words."""
-    names = sorted(sent, key=lambda name: (name in _EVERYWHERE, name))
-    mentioned = [each for each in names if each != "text" and re.search(rf"\b{re.escape(each)}\b", text)]
-    given = (
-        *(each for each in named if each in PARAMETERS or each in names),
-        *(each for each in mentioned if each not in _EVERYWHERE),
-        *(each for words, of in _WORDS if words.search(text) for each in of if each in names),
-        *mentioned,
-    )
-    return next(iter(given), None)
 
 
 def names_field(body: bytes, name: str) -> bool:

@@ -78,7 +78,12 @@ def choose(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) 
 def _nucleus(scaled: Tensor, top_p: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
     """Which tokens are kept (the likeliest that together have `top_p`) and whether that set is clear."""
     every = torch.softmax(scaled, dim=-1)
-    ordered, order = _likely(scaled, every, top_p)
+    is_enough = False
+    if scaled.shape[1] > LIKELY:
+        ordered, order = scaled.topk(LIKELY, dim=-1)
+        is_enough = bool((every.gather(1, order).sum(dim=-1, keepdim=True) > top_p + MARGIN).all())
+    if not is_enough:
+        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
     shares = every.gather(1, order)
     before = shares.cumsum(dim=-1) - shares
     inside = before < top_p
@@ -86,15 +91,6 @@ def _nucleus(scaled: Tensor, top_p: Tensor, slack: Tensor) -> tuple[Tensor, Tens
     edge = ((before - top_p).abs() > _reach(before, slack)).all(dim=-1)
     swap = ((ordered[:, :-1] - ordered[:, 1:] > slack) | (inside[:, :-1] == inside[:, 1:])).all(dim=-1)
     return kept, edge & swap
-
-
-def _likely(scaled: Tensor, shares: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores in descending order and their tokens: enough to contain the nucleus, or all."""
-    if scaled.shape[1] > LIKELY:
-        best = scaled.topk(LIKELY, dim=-1)
-        if bool((shares.gather(1, best.indices).sum(dim=-1, keepdim=True) > top_p + MARGIN).all()):
-            return best.values, best.indices
-    return scaled.sort(dim=-1, descending=True, stable=True)
 
 
 def _reach(share: Tensor, slack: Tensor) -> Tensor:

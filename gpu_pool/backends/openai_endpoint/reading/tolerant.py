@@ -70,9 +70,9 @@ class TolerantReader:
             del self._halves[path]
             if path[1:] == ("text",):
                 choice["text"] = (choice.get("text") or "") + "\ufffd"
-            elif isinstance(name := path[-1], str):
+            elif isinstance(key := path[-1], str):
                 message = choice[str(path[1])] = choice.get(str(path[1])) or {}
-                message[name] = (message.get(name) or "") + "\ufffd"
+                message[key] = (message.get(key) or "") + "\ufffd"
         return choice
 
     def _message(self, message: Any, path: Path) -> dict[str, Any] | None:
@@ -89,23 +89,22 @@ class TolerantReader:
         if "tool_calls" in message:
             calls = message["tool_calls"]
             found = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-            message["tool_calls"] = [self._call(call, at, path) for at, call in enumerate(found)] or None
+            for at, call in enumerate(found):
+                index = _count(call.get("index"), at)
+                if "index" in call:
+                    call["index"] = index
+                if not isinstance(call.get("id"), str | None):
+                    call["id"] = str(call["id"])
+                function = call.get("function")
+                if not isinstance(function, dict):
+                    call.pop("function", None)
+                    continue
+                if not isinstance(function.get("name"), str | None):
+                    function["name"] = None
+                if isinstance(function.get("arguments"), str):
+                    function["arguments"] = self._joined(function["arguments"], (*path, index))
+            message["tool_calls"] = found or None
         return message
-
-    def _call(self, call: dict[str, Any], at: int, path: Path) -> dict[str, Any]:
-        index = _count(call.get("index"), at)
-        if "index" in call:
-            call["index"] = index
-        if not isinstance(call.get("id"), str | None):
-            call["id"] = str(call["id"])
-        function = call.get("function")
-        if not isinstance(function, dict):
-            return {name: value for name, value in call.items() if name != "function"}
-        if not isinstance(function.get("name"), str | None):
-            function["name"] = None
-        if isinstance(function.get("arguments"), str):
-            function["arguments"] = self._joined(function["arguments"], (*path, index))
-        return call
 
     def _joined(self, text: str, path: Path) -> str:
         """The text after the half that came before; a half at its end is kept for the next event."""
