@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from gpu_pool.backends.backend import TOO_LATE, Item, ItemResult
+from gpu_pool.backends.backend import TOO_LATE, Item, ItemResult, SteppingBackend
 from gpu_pool.backends.generation import Generation
 from scheduler.payload import Task
 
@@ -153,15 +153,9 @@ class RowLoop(Generic[R]):
         return ended
 
 
-class Stepper(Protocol):
-    """The part of `SteppingBackend` that runs items."""
-
-    def add(self, key: int, item: Any, /) -> None: ...
-
-    def step(self, progress: Callable[[], None], /) -> Sequence[tuple[int, ItemResult | BaseException]]: ...
-
-
-def run_all(loop: Stepper, items: Sequence[Item], progress: Callable[[], None], most: int) -> list[ItemResult]:
+def run_all(
+    loop: RowLoop[Any] | SteppingBackend, items: Sequence[Item], progress: Callable[[], None], most: int
+) -> list[ItemResult]:
     """One result for each item, in order; at most `most` run at a time. `loop` has no other items.
 
     Raises the exception of an item.

@@ -261,8 +261,8 @@ class Execution:
 
     def _record(self, bodies: Sequence[bytes], done: Done) -> None:
         self._last_size = size = len(bodies)
-        # A backend that works in steps ends its items just before the cap: then nothing was killed, and all are late. Nothing is
-        # loaded again for such a batch, so a single one is never sufficient.
+        # A backend that works in steps ends its items just before the cap: then nothing was killed, and all are late.
+        # Nothing is loaded again for such a batch, so a single one is never sufficient.
         late = sum(result.error_code == ErrorCode.GPU_TIMEOUT for result in done.results)
         if not late:
             self.slow_model.ended_in_time()

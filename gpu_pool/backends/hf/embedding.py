@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from gpu_pool.backends.backend import TOO_LATE, InvalidOutput, Item, ItemResult
 from gpu_pool.backends.hf.sentence_layout import Pooling, SentenceLayout
+from gpu_pool.backends.stepping import RowLoop
 from scheduler.errors import ErrorCode
 from scheduler.vectors import write_vector
 
@@ -48,8 +49,9 @@ class EmbeddingModel:
         self._longest = longest
         self._clock = clock
 
-    def loop(self) -> None:
+    def loop(self) -> RowLoop[Any] | None:
         """None: a vector takes one pass, and texts of one length in one pass save padding, so batches are better."""
+        return None
 
     def texts(self, items: Sequence[Item], _progress: Callable[[], None]) -> list[ItemResult]:
         """Rejected: the model generates no text."""

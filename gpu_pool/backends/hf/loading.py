@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.device import select_device
 from gpu_pool.backends.hf.causal import ENDLESS, CausalModel
 from gpu_pool.backends.hf.directory import ModelDirectory
 from gpu_pool.backends.hf.embedding import EmbeddingModel
 from gpu_pool.backends.hf.json_file import Unusable
-from gpu_pool.backends.stepping import RowLoop
 
 SAFELY: Final = {"local_files_only": True, "trust_remote_code": False}
 UNUSED: Final = ("pooler.",)
 """Weights that an embedding model may lack, since its pooling is another."""
+HfModel = CausalModel | EmbeddingModel
+"""The loaded model of a directory, of either kind."""
 _FAULTS: Final = (OSError, ValueError, ImportError, KeyError, SafetensorError)
 """Errors of transformers for a directory that it cannot read. A failing device raises RuntimeError."""
-
-
-class HfModel(Protocol):
-    """The loaded model of a directory, of either kind. `context_tokens`: of prompt and output together; 0: no such limit."""
-
-    @property
-    def context_tokens(self) -> int: ...
-
-    def texts(self, items: Sequence[Item], progress: Callable[[], None], /) -> list[ItemResult]: ...
-
-    def vectors(self, items: Sequence[Item], progress: Callable[[], None], /) -> list[ItemResult]: ...
-
-    def loop(self) -> RowLoop[Any] | None: ...
-
-    def warmup(self) -> None: ...
 
 
 def load_model(found: ModelDirectory, device: str, dtype: str, threads: int) -> HfModel:

@@ -13,11 +13,11 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
-from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, EndpointResponse
+from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, Transport
 
 READ_S = 1.0
 """The limit of one read."""
@@ -49,13 +49,6 @@ class EngineLoad(NamedTuple):
 
 _Source = tuple[str, Callable[[bytes], EngineLoad | None]]
 """The path of a document, and what reads its body."""
-
-
-class Getter(Protocol):
-    """The part of `Transport` that is used here."""
-
-    async def get(self, url: str, within_s: float) -> EndpointResponse:
-        """A small document."""
 
 
 class _Names(NamedTuple):
@@ -200,7 +193,7 @@ def _rank_load(ranks: Sequence[_RankLoad]) -> EngineLoad | None:
 class LoadReader:
     """Reads the load from the source that the endpoint has, if any. `root`: the endpoint's URL without its version."""
 
-    def __init__(self, transport: Getter, root: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, transport: Transport, root: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._transport = transport
         self._root = root
         self._clock = clock

@@ -173,7 +173,7 @@ class SlotPolicy:
             self._set(max(self._exact, self._ceiling.trial), "no refusals")
         if self._too_slow(now):
             return
-        # Without the waiting requests, or with figures that cannot be those of the engine that has these calls, it is of no use.
+        # Of no use without the waiting requests, or with figures that cannot be of the engine that has these calls.
         if load is not None and (load.waiting is None or 8 * (load.running + load.waiting) < calls):
             load = None
         if load is not None:
