@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gpu_pool.backends.backend import NO_EMBEDDINGS, TOO_LATE, Item, ItemResult, OutputListener
@@ -61,7 +61,7 @@ class AnswerItem:
 class _Running:
     item: Item
     answer: AnswerItem
-    task: "asyncio.Task[ItemResult] | None" = field(default=None)
+    task: "asyncio.Task[ItemResult] | None" = None
 
 
 class AnswerBackend(FunctionBackend):
@@ -135,29 +135,25 @@ class AnswerBackend(FunctionBackend):
 
     async def _answer(self, running: _Running) -> ItemResult:
         try:
-            return await (self._vector(running.item) if running.item.task is Task.EMBED else self._text(running.answer))
+            target, answer = self._target, running.answer
+            if running.item.task is Task.EMBED:
+                embed = getattr(target, "embed", None)
+                if not callable(embed):
+                    return NO_EMBEDDINGS
+                vectors = embed([running.item.input])
+                return as_vectors(await vectors if inspect.isawaitable(vectors) else vectors, 1)[0]
+            written: Any = target.generate(answer) if getattr(target, "continuous", False) else target.answer(answer)
+            steps, steps_async = inspect.isgenerator(written), inspect.isasyncgen(written)
+            if steps_async:
+                async for piece in written:
+                    answer.emit(piece)
+            elif steps:
+                for piece in written:
+                    answer.emit(piece)
+                    await asyncio.sleep(0)
+            else:
+                text = await written if inspect.isawaitable(written) else written
+                return as_results([answer.text if text is None else text], 1)[0]
+            return ItemResult(answer.text)
         except SystemExit as error:  # It would end the event loop.
             raise RuntimeError("The class called sys.exit.") from error
-
-    async def _text(self, answer: AnswerItem) -> ItemResult:
-        target = self._target
-        written: Any = target.generate(answer) if getattr(target, "continuous", False) else target.answer(answer)
-        steps, steps_async = inspect.isgenerator(written), inspect.isasyncgen(written)
-        if steps_async:
-            async for piece in written:
-                answer.emit(piece)
-        elif steps:
-            for piece in written:
-                answer.emit(piece)
-                await asyncio.sleep(0)
-        else:
-            text = await written if inspect.isawaitable(written) else written
-            return as_results([answer.text if text is None else text], 1)[0]
-        return ItemResult(answer.text)
-
-    async def _vector(self, item: Item) -> ItemResult:
-        embed = getattr(self._target, "embed", None)
-        if not callable(embed):
-            return NO_EMBEDDINGS
-        vectors = embed([item.input])
-        return as_vectors(await vectors if inspect.isawaitable(vectors) else vectors, 1)[0]

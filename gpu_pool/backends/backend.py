@@ -1,7 +1,7 @@
 """The contract of a backend: load, warm up, run a list of items, report health, close.
 
 A backend lives in the model process, is used from one thread, and knows nothing of Redis or leases. A batch for which
-`run` raises is bisected (gpu_pool/model_process/bisection.py), so a backend need not find the bad item; it may
+`run` raises is bisected (gpu_pool/model_process/batch_runner.py), so a backend need not find the bad item; it may
 return a result with an error code for one.
 
 A batch may hold texts to continue and texts to embed; each kind runs separately. Padding is the share of positions

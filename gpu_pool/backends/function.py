@@ -190,32 +190,32 @@ def as_results(outputs: Any, expected: int) -> list[ItemResult]:
         raise InvalidOutput("The model did not return a list of strings.")
     if len(outputs) != expected:
         raise InvalidOutput(f"The model returned {len(outputs)} outputs for {expected} inputs.")
-    return [_as_result(output) for output in outputs]
+    results: list[ItemResult] = []
+    for output in outputs:
+        if not isinstance(output, str):
+            results.append(ItemResult("The model's output is not a string.", 0, ErrorCode.INVALID_OUTPUT))
+            continue
+        try:
+            results.append(ItemResult(output.encode().decode()))  # A plain str, whatever the subclass.
+        except UnicodeEncodeError:
+            results.append(ItemResult("The model's output is not valid Unicode.", 0, ErrorCode.INVALID_OUTPUT))
+    return results
 
 
 def as_vectors(vectors: Any, expected: int) -> list[ItemResult]:
     """One result for each vector; an invalid one fails alone. Raises InvalidOutput for a wrong number of vectors."""
     if not isinstance(vectors, list | tuple) or len(vectors) != expected:
         raise InvalidOutput("The model did not return a vector for each input.")
-    return [_as_vector(vector) for vector in vectors]
-
-
-def _as_vector(vector: Any) -> ItemResult:
-    if isinstance(vector, str | bytes | Mapping):  # float() would accept their elements.
-        return NO_VECTOR
-    try:
-        return ItemResult(write_vector([float(value) for value in vector]))
-    except (TypeError, ValueError, OverflowError):
-        return NO_VECTOR
-
-
-def _as_result(output: Any) -> ItemResult:
-    if not isinstance(output, str):
-        return ItemResult("The model's output is not a string.", 0, ErrorCode.INVALID_OUTPUT)
-    try:
-        return ItemResult(output.encode().decode())  # A plain str that UTF-8 can encode, whatever the subclass.
-    except UnicodeEncodeError:
-        return ItemResult("The model's output is not valid Unicode.", 0, ErrorCode.INVALID_OUTPUT)
+    results: list[ItemResult] = []
+    for vector in vectors:
+        try:
+            if isinstance(vector, str | bytes | Mapping):  # float() would accept their elements.
+                results.append(NO_VECTOR)
+            else:
+                results.append(ItemResult(write_vector([float(value) for value in vector])))
+        except (TypeError, ValueError, OverflowError):
+            results.append(NO_VECTOR)
+    return results
 
 
 async def _wait(value: Any) -> Any:

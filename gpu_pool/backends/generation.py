@@ -16,6 +16,7 @@ from scheduler.errors import ErrorCode
 from scheduler.payload import Task
 from scheduler.prompt_messages import PromptMessage, decode_messages
 
+KNOWN: Final = "temperature, top_p, max_tokens, seed, stop"
 MAX_TEMPERATURE: Final = 2.0
 MAX_TOKENS: Final = 256
 MAX_STOPS: Final = 4
@@ -71,36 +72,27 @@ def parse_parameters(raw: dict[str, object], most_tokens: int = MAX_TOKENS) -> G
     """
     known: dict[str, Any] = {}
     for field, value in raw.items():
-        parse = _PARSERS.get(field)
-        if parse is None:
-            raise ParameterError(field, f"is not a parameter of this model; it knows {', '.join(_PARSERS)}")
-        known[field] = parse(field, value)
+        if field == "temperature":
+            known[field] = _parse_number(field, value)
+            if not 0.0 <= known[field] <= MAX_TEMPERATURE:
+                raise ParameterError(field, f"must be from 0 to {MAX_TEMPERATURE:g}")
+        elif field == "top_p":
+            known[field] = _parse_number(field, value)
+            if not 0.0 < known[field] <= 1.0:
+                raise ParameterError(field, "must be above 0 and at most 1")
+        elif field == "max_tokens":
+            known[field] = _parse_integer(field, value)
+        elif field == "seed":
+            known[field] = None if value is None else _parse_integer(field, value)
+            if not -(2**SEED_BITS) <= (known[field] or 0) < 2**SEED_BITS:
+                raise ParameterError(field, "must fit a signed 64-bit integer")
+        elif field == "stop":
+            known[field] = _parse_stop(field, value)
+        else:
+            raise ParameterError(field, f"is not a parameter of this model; it knows {KNOWN}")
     if not 1 <= known.get("max_tokens", 1) <= most_tokens:
         raise ParameterError("max_tokens", f"must be from 1 to {most_tokens}")
     return GenerationParameters(**known)
-
-
-def _parse_temperature(field: str, value: object) -> float:
-    number = _parse_number(field, value)
-    if not 0.0 <= number <= MAX_TEMPERATURE:
-        raise ParameterError(field, f"must be from 0 to {MAX_TEMPERATURE:g}")
-    return number
-
-
-def _parse_top_p(field: str, value: object) -> float:
-    number = _parse_number(field, value)
-    if not 0.0 < number <= 1.0:
-        raise ParameterError(field, "must be above 0 and at most 1")
-    return number
-
-
-def _parse_seed(field: str, value: object) -> int | None:
-    if value is None:
-        return None
-    number = _parse_integer(field, value)
-    if not -(2**SEED_BITS) <= number < 2**SEED_BITS:
-        raise ParameterError(field, "must fit a signed 64-bit integer")
-    return number
 
 
 def _parse_stop(field: str, value: object) -> tuple[str, ...]:
@@ -112,15 +104,12 @@ def _parse_stop(field: str, value: object) -> tuple[str, ...]:
         raise ParameterError(field, "must be a string or a list of strings")
     if len(stops) > MAX_STOPS:
         raise ParameterError(field, f"must hold at most {MAX_STOPS} strings")
-    return tuple(_parse_stop_string(field, stop) for stop in stops)
-
-
-def _parse_stop_string(field: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ParameterError(field, "must be a string or a list of strings")
-    if not 1 <= len(value.encode("utf-8", errors="replace")) <= MAX_STOP_BYTES:
-        raise ParameterError(field, f"each string must be 1 to {MAX_STOP_BYTES} bytes long")
-    return value
+    for stop in stops:
+        if not isinstance(stop, str):
+            raise ParameterError(field, "must be a string or a list of strings")
+        if not 1 <= len(stop.encode("utf-8", errors="replace")) <= MAX_STOP_BYTES:
+            raise ParameterError(field, f"each string must be 1 to {MAX_STOP_BYTES} bytes long")
+    return tuple(stops)
 
 
 def _parse_number(field: str, value: object) -> float:
@@ -138,27 +127,12 @@ def _parse_integer(field: str, value: object) -> int:
     return value
 
 
-_PARSERS: Final[dict[str, Callable[[str, object], object]]] = {
-    "temperature": _parse_temperature,
-    "top_p": _parse_top_p,
-    "max_tokens": _parse_integer,
-    "seed": _parse_seed,
-    "stop": _parse_stop,
-}
-
-
 def read_parameters(item: Item, most_tokens: int = MAX_TOKENS) -> GenerationParameters | ItemResult:
     """The generation parameters of the item, or a rejection that names the field."""
     try:
         return parse_parameters(item.parameters, most_tokens)
     except ParameterError as error:
         return ItemResult(f"parameters.{error.field} {error.message}.", 0, ErrorCode.INVALID_REQUEST)
-
-
-def as_result(generation: Generation) -> ItemResult:
-    """The result for a generated text."""
-    tokens = generation.tokens_in + generation.tokens_out
-    return ItemResult(generation.text, tokens, "", generation.tokens_out, generation.finish_reason)
 
 
 def prompt_of(item: Item, template: Template) -> str:

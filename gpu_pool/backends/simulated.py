@@ -30,16 +30,15 @@ class SimulatedBackend:
 
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:  # noqa: ARG002 - one step
         """Sleep, then reverse each input; a token is a word."""
-        results = [_reversed(item) for item in items]
+        results: list[ItemResult] = []
+        for item in items:
+            if item.task is Task.EMBED:
+                results.append(NO_EMBEDDINGS)
+            else:
+                prompt = prompt_of(item, last_turn)
+                results.append(ItemResult(prompt[::-1], len(prompt.split())))
         time.sleep(self._batch_s + self._word_s * sum(result.tokens_used for result in results))
         return results
 
     def close(self) -> None:
         """Nothing to release."""
-
-
-def _reversed(item: Item) -> ItemResult:
-    if item.task is Task.EMBED:
-        return NO_EMBEDDINGS
-    prompt = prompt_of(item, last_turn)
-    return ItemResult(prompt[::-1], len(prompt.split()))

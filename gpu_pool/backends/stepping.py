@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from gpu_pool.backends.backend import TOO_LATE, Item, ItemResult
-from gpu_pool.backends.generation import Generation, as_result
+from gpu_pool.backends.backend import TOO_LATE, Item, ItemResult, SteppingBackend
+from gpu_pool.backends.generation import Generation
 from scheduler.payload import Task
 
 PROMPT_TOKENS = 2048
@@ -106,10 +106,22 @@ class RowLoop(Generic[R]):
         """See `SteppingBackend`."""
         try:
             ended, self._rejected = self._rejected, []
-            ended += self._embed(progress)
+            if self._embedding:
+                keys = list(self._embedding)[:VECTORS]
+                items = [self._embedding.pop(key) for key in keys]
+                ended += zip(keys, self._vectors(items, progress), strict=True)
             if self._running:
                 self._decoder.advance(progress)
-            if joining := self._joining():
+            joining: dict[int, R] = {}
+            longest = 0
+            for key, row in self._waiting.items():
+                longest = max(longest, len(row.tokens))
+                if joining and (len(joining) + 1) * longest > PROMPT_TOKENS:
+                    break
+                joining[key] = row
+            if joining:
+                for key in joining:
+                    del self._waiting[key]
                 self._decoder.join(list(joining.values()), progress)
                 self._running |= joining
         except BaseException:
@@ -120,25 +132,6 @@ class RowLoop(Generic[R]):
         progress()
         return ended + self._ended()
 
-    def _joining(self) -> dict[int, R]:
-        joining: dict[int, R] = {}
-        longest = 0
-        for key, row in self._waiting.items():
-            longest = max(longest, len(row.tokens))
-            if joining and (len(joining) + 1) * longest > PROMPT_TOKENS:
-                break
-            joining[key] = row
-        for key in joining:
-            del self._waiting[key]
-        return joining
-
-    def _embed(self, progress: Callable[[], None]) -> list[tuple[int, ItemResult]]:
-        if not self._embedding:
-            return []
-        keys = list(self._embedding)[:VECTORS]
-        items = [self._embedding.pop(key) for key in keys]
-        return list(zip(keys, self._vectors(items, progress), strict=True))
-
     def _ended(self) -> list[tuple[int, ItemResult]]:
         now = self._clock()
         ended = [(key, TOO_LATE) for key in self._waiting if now >= self._until[key]]
@@ -148,7 +141,9 @@ class RowLoop(Generic[R]):
                 continue
             row.stream()
             if row.finished:
-                ended.append((key, as_result(row.result())))
+                done = row.result()
+                tokens = done.tokens_in + done.tokens_out
+                ended.append((key, ItemResult(done.text, tokens, "", done.tokens_out, done.finish_reason)))
         leaving = [self._running.pop(key) for key, _ in ended if key in self._running]
         if leaving:
             self._decoder.leave(leaving)
@@ -158,15 +153,9 @@ class RowLoop(Generic[R]):
         return ended
 
 
-class Stepper(Protocol):
-    """The part of `SteppingBackend` that runs items."""
-
-    def add(self, key: int, item: Any, /) -> None: ...
-
-    def step(self, progress: Callable[[], None], /) -> Sequence[tuple[int, ItemResult | BaseException]]: ...
-
-
-def run_all(loop: Stepper, items: Sequence[Item], progress: Callable[[], None], most: int) -> list[ItemResult]:
+def run_all(
+    loop: RowLoop[Any] | SteppingBackend, items: Sequence[Item], progress: Callable[[], None], most: int
+) -> list[ItemResult]:
     """One result for each item, in order; at most `most` run at a time. `loop` has no other items.
 
     Raises the exception of an item.

@@ -31,13 +31,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "out of memory" in str(error)
 
 
-def is_sticky(error: BaseException) -> bool:
-    """Whether every later call would fail too, until a new process takes over."""
+def raise_if_lost(error: BaseException) -> None:
+    """Raise DeviceLost if every later call would fail too, until a new process takes over."""
     if is_out_of_memory(error):
-        return False
-    if type(error).__name__ in _STICKY_TYPES:
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _STICKY_TEXTS)
+        return
+    by_text = isinstance(error, RuntimeError) and any(text in str(error) for text in _STICKY_TEXTS)
+    if by_text or type(error).__name__ in _STICKY_TYPES:
+        raise DeviceLost(f"The device is lost after {type(error).__name__}.") from error
 
 
 def free_cached_memory() -> None:

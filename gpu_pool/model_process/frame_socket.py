@@ -33,7 +33,10 @@ class FrameConnection(asyncio.Protocol, Generic[Message]):
         """Process complete frames; the rest waits."""
         self._buffer += data
         try:
-            while (size := self._whole()) and not self.over.is_set():
+            while len(self._buffer) >= HEADER.size and not self.over.is_set():
+                size = HEADER.size + body_length(self._buffer[: HEADER.size])
+                if len(self._buffer) < size:
+                    return
                 message = self._read(bytes(self._buffer[HEADER.size : size]))
                 del self._buffer[:size]
                 self._take(message)
@@ -55,13 +58,6 @@ class FrameConnection(asyncio.Protocol, Generic[Message]):
         """Close the connection."""
         if self._transport is not None:
             self._transport.close()
-
-    def _whole(self) -> int:
-        """The size of the first frame in the buffer; 0 while it is incomplete. Raises FrameError."""
-        if len(self._buffer) < HEADER.size:
-            return 0
-        size = HEADER.size + body_length(self._buffer[: HEADER.size])
-        return size if len(self._buffer) >= size else 0
 
     def _end(self) -> None:
         if not self.over.is_set():

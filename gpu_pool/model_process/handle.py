@@ -54,16 +54,13 @@ def ignore_pieces(_: Sequence[Piece]) -> None:
 
 
 class RunListener(Protocol):
-    """One request that runs in a slot. Exactly one of `answered` and `lost` is called at its end."""
+    """One request that runs in a slot. `over` is called once."""
 
     def on_piece(self, piece: Piece) -> None:
         """The model added text to its stream."""
 
-    def answered(self, answer: "Done | Refused") -> None:
-        """The model answered, or handed it back."""
-
-    def lost(self, error: TierlaneError) -> None:
-        """The model process ended."""
+    def over(self, answer: "Done | Refused | TierlaneError") -> None:
+        """The model answered, or handed it back, or its process ended with this error."""
 
 
 class ModelLost(TierlaneError):
@@ -172,7 +169,7 @@ class ModelProcess:
         self._piece_callbacks[seq] = on_pieces
         self.progress_at = time.monotonic()
         try:
-            on_start(lambda places: self._drop(seq, places))
+            on_start(lambda places: self.drop(seq, places))
             if not self._line.send(frame):  # Already closed; `lost` will be set in a moment.
                 raise ModelLost(self.why_lost)
             message = await answer
@@ -195,9 +192,9 @@ class ModelProcess:
         self._seq, self._slot_runs[seq] = seq, run
         return seq
 
-    def drop(self, seq: int) -> None:
-        """The client of a run in a slot has left; the model answers with what it used."""
-        self._drop(seq, [0])
+    def drop(self, seq: int, places: Sequence[int] = (0,)) -> None:
+        """The clients of these positions of a run have left; the model answers with what it used."""
+        self._line.send(pack(Drop(seq, list(places))))
 
     def withdraw(self, seqs: Sequence[int]) -> None:
         """Ask for these runs in slots back; those that have sent nothing are refused, uncounted."""
@@ -208,9 +205,6 @@ class ModelProcess:
         if self.slots and tpot_ms != self._tpot_ms:
             self._tpot_ms = tpot_ms
             self._line.send(pack(TokenObjective(tpot_ms)))
-
-    def _drop(self, seq: int, places: Sequence[int]) -> None:
-        self._line.send(pack(Drop(seq, list(places))))
 
     def give_up(self, error: TierlaneError) -> None:
         """Kill it, and make all calls in progress raise `error` now: the end of the process may take long."""
@@ -230,30 +224,25 @@ class ModelProcess:
         """Let an idle process end at the end of its socket, kill it after `grace_s`, and reap it."""
         self._closing = True
         self._line.close()
-        if not await self._exits_within(grace_s):
-            self.kill()
-            await self._process.wait()
+        await self._end_within(grace_s)
+        await self._process.wait()
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         self._mark_lost()
 
-    async def _exits_within(self, seconds: float) -> bool:
+    async def _end_within(self, seconds: float) -> None:
+        """Kill the process if it does not end by itself."""
         try:
             async with asyncio.timeout(seconds):
                 await self._process.wait()
         except TimeoutError:
-            return False
-        return True
+            self.kill()
 
     def _connection_ended(self) -> None:
         self._mark_lost()
-        if not self._closing:
-            self._watchers.append(asyncio.create_task(self._kill_after_grace()))
-
-    async def _kill_after_grace(self) -> None:
-        if not await self._exits_within(_EXIT_GRACE_S):
-            self.kill()  # Without its connection it is useless.
+        if not self._closing:  # Without its connection it is useless.
+            self._watchers.append(asyncio.create_task(self._end_within(_EXIT_GRACE_S)))
 
     async def _await_exit(self) -> None:
         await self._process.wait()
@@ -294,11 +283,9 @@ class ModelProcess:
             self.slots, self.slots_source = message.count, message.source
             self.resized()
         elif isinstance(message, Done | Refused) and message.seq in self._slot_runs:
-            run = self._slot_runs.pop(message.seq)
-            if isinstance(message, Done) and len(message.results) != 1:
-                run.lost(self._protocol_error("a wrong number of results"))
-            else:
-                run.answered(message)
+            bad = isinstance(message, Done) and len(message.results) != 1
+            answer = self._protocol_error("a wrong number of results") if bad else message
+            self._slot_runs.pop(message.seq).over(answer)
         else:
             return False
         return True
@@ -317,7 +304,7 @@ class ModelProcess:
                 answer.exception()  # Marks it as retrieved if nothing awaits it.
         runs, self._slot_runs = self._slot_runs, {}
         for run in runs.values():
-            run.lost(error)
+            run.over(error)
 
     def _protocol_error(self, what: str) -> ModelLost:
         self.kill()

@@ -1,9 +1,9 @@
 """Inputs of a batch inside the model process. A body that cannot be decoded fails alone."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from gpu_pool.backends.backend import Item, ItemResult, OutputListener
+from gpu_pool.model_process.messages import Run
 from scheduler.errors import ErrorCode
 from scheduler.payload import DOCUMENTS, Task, context_in, decode_payload
 from scheduler.token_estimates import estimate
@@ -17,25 +17,20 @@ NOT_PASSED_ON = ItemResult(
 Listen = Callable[[int, str, float], OutputListener]
 """Makes the listener of an item from its position, the address for its output, and its deadline."""
 
+STREAM_LEAD_S = 0.1  # The end must be in Redis before the gateway sends 504, 50 ms before the deadline.
+IN_TIME = 0.95  # Share of a batch's budget; beyond the budget the watchdog kills the process.
 OUT_OF_TIME = "The deadline of this stream came before its end."
 
 
 def run_readable(
-    bodies: Sequence[bytes],
-    run: Callable[[Sequence[Item]], list[ItemResult]],
-    listen: Listen,
-    deadlines: Sequence[float] = (),
-    stream_deadlines: Sequence[float] = (),
+    run: Run, compute: Callable[[Sequence[Item]], list[ItemResult]], listen: Listen, now: float
 ) -> list[ItemResult]:
-    """One result for each body, in order; `run` gets the readable ones, if there are any.
-
-    `deadlines`: one for each body, or empty for none. `stream_deadlines`: those for bodies that are streams; empty: the
-    same.
-    """
-    items = read_items(bodies, listen, deadlines, stream_deadlines)
+    """One result for each body, in order; `compute` gets the readable ones, if there are any. `now`: see `read_items`."""
+    items = read_items(run, listen, now)
     rejected = [rejection(item) for item in items]
     readable = [item for item, reason in zip(items, rejected, strict=True) if item is not None and reason is None]
-    results = iter(with_late(readable, run(readable)) if readable else [])
+    computed = compute(readable) if readable else []
+    results = iter([in_time(item, result) for item, result in zip(readable, computed, strict=True)])
     return [next(results) if reason is None else reason for reason in rejected]
 
 
@@ -49,24 +44,40 @@ def rejection(item: Item | None) -> ItemResult | None:
     return None
 
 
-def read_items(
-    bodies: Sequence[bytes], listen: Listen, deadlines: Sequence[float] = (), stream_deadlines: Sequence[float] = ()
-) -> list[Item | None]:
-    """An item for each body, None for an unreadable one; deadlines as above."""
-    whole = deadlines if len(deadlines) == len(bodies) else [math.inf] * len(bodies)
-    streams = stream_deadlines if len(stream_deadlines) == len(bodies) else whole
-    return [_item(body, place, listen, whole[place], streams[place]) for place, body in enumerate(bodies)]
+def deadlines(run: Run, now: float) -> list[float]:
+    """When each item must end at the latest, in monotonic seconds: a little before its process would be killed."""
+    most_ms = run.budget_ms * IN_TIME
+    left_ms = run.left_ms or [run.budget_ms] * len(run.bodies)
+    return [now + min(left, most_ms) / 1000 for left in left_ms]
 
 
-def with_late(items: Sequence[Item], results: list[ItemResult]) -> list[ItemResult]:
-    """`results`, where a stream that its deadline ended fails with the tokens used until then."""
-    if not any(item.listener is not None and item.listener.late for item in items):
-        return results
-    return [_late(item, result) for item, result in zip(items, results, strict=True)]
+def read_items(run: Run, listen: Listen, now: float) -> list[Item | None]:
+    """An item for each body, None for an unreadable one. `now`: the monotonic time from which their time left counts."""
+    whole = deadlines(run, now)
+    # A stream must end by its own time, however long a batch may run.
+    streams = [now + left / 1000 - STREAM_LEAD_S for left in run.left_ms] or whole
+    items: list[Item | None] = []
+    for place, body in enumerate(run.bodies):
+        try:
+            payload = decode_payload(body)
+        except (ValueError, RecursionError):
+            items.append(None)
+            continue
+        listener = listen(place, payload.stream, streams[place]) if payload.stream else None
+        until = whole[place] if listener is None else max(whole[place], streams[place])
+        customer = payload.customer if isinstance(payload.customer, int) else 0
+        trace = context_in(body)
+        items.append(
+            Item(payload.input, payload.parameters, payload.task, listener, until, payload.priority, trace, customer)
+        )
+    return items
 
 
-def _late(item: Item, result: ItemResult) -> ItemResult:
-    """0 tokens mean that nothing was sent and nothing is charged, so a partial stream counts as one token at least."""
+def in_time(item: Item, result: ItemResult) -> ItemResult:
+    """`result`; that of a stream which its deadline ended is a failure with the tokens used until then.
+
+    0 tokens mean that nothing was sent and nothing is charged, so a partial stream counts as one token at least.
+    """
     if item.listener is None or not item.listener.late or result.error_code:
         return result
     unknown = max(1, estimate(len(item.input.encode()) + len(result.output.encode())))
@@ -74,15 +85,3 @@ def _late(item: Item, result: ItemResult) -> ItemResult:
         unknown = 0
     used = (result.tokens_used or unknown) if result.output else 0
     return ItemResult(OUT_OF_TIME, used, ErrorCode.DEADLINE_EXCEEDED)
-
-
-def _item(body: bytes, place: int, listen: Listen, deadline: float, stream_deadline: float) -> Item | None:
-    try:
-        payload = decode_payload(body)
-    except (ValueError, RecursionError):
-        return None
-    listener = listen(place, payload.stream, stream_deadline) if payload.stream else None
-    until = deadline if listener is None else max(deadline, stream_deadline)
-    customer = payload.customer if isinstance(payload.customer, int) else 0
-    context = context_in(body)
-    return Item(payload.input, payload.parameters, payload.task, listener, until, payload.priority, context, customer)

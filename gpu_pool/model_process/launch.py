@@ -38,9 +38,9 @@ class ModelLaunch:
 
     def environment(self) -> dict[str, str]:
         """The worker's environment without Tierlane's settings and server credentials, plus the secrets."""
-        inherited = {name: text for name, text in os.environ.items() if not _is_private(name, text)}
+        inherited = {
+            name: text
+            for name, text in os.environ.items()
+            if not (name.startswith(_SETTINGS_PREFIX) or name in _SERVERS or text.startswith(_URLS))
+        }
         return {**inherited, **self.secrets}
-
-
-def _is_private(name: str, text: str) -> bool:
-    return name.startswith(_SETTINGS_PREFIX) or name in _SERVERS or text.startswith(_URLS)

@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterable
 from gpu_pool.model_process.messages import Piece, Pieces
 
 PIECES_EVERY_S = 0.05
+"""For batches: a faster rate cannot be read, and every event costs gateway and client a write and a read. 200 streams of 50
+tokens/s would take most of a core."""
+AT_ONCE_S = 0.0
+"""For requests in slots."""
 
 
 class StreamListener:
@@ -67,83 +71,60 @@ class StreamListener:
         return piece
 
 
-class ListenerSet:
-    """The listeners of running items, by their `place` in Pieces. `clock` is monotonic seconds."""
+class Listeners:
+    """The listeners of running items, by their `place` in Pieces; a batch begins with `begin`, and its places are positions.
 
-    def __init__(self, send: Callable[[Pieces], None], clock: Callable[[], float] = time.monotonic) -> None:
+    Requests in slots start and end by themselves: the `seq` of their Pieces is 0, and the place is the `seq` of the Run.
+    `every_s`: how long new text is collected, except the first of an item. `clock` is monotonic seconds.
+    """
+
+    def __init__(
+        self, send: Callable[[Pieces], None], every_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._send = send
+        self._every_s = every_s
         self._clock = clock
+        self._seq = 0
         self._all: dict[int, StreamListener] = {}
         self._pending: dict[StreamListener, None] = {}
+        self._urgent = False
+        self._sent_at = 0.0
 
     def __len__(self) -> int:
         return len(self._all)
+
+    def begin(self, seq: int) -> None:
+        """A batch begins, without listeners."""
+        self._seq, self._all, self._pending, self._urgent = seq, {}, {}, False
 
     def listen(self, place: int, stream: str, until: float = math.inf) -> StreamListener:
         """Add a listener for the item at this place, until this deadline."""
         listener = self._all[place] = StreamListener(place, stream, self._text_added, until, self._clock)
         return listener
 
-    def _leave(self, place: int) -> None:
-        if (listener := self._all.get(place)) is not None:
-            listener.left = True
+    def listen_to(self, seq: int) -> Callable[[int, str, float], StreamListener]:
+        """Makes the listener of the only item of the request `seq` in a slot."""
+        return lambda _, stream, until: self.listen(seq, stream, until)
+
+    def drop(self, seq: int, places: Iterable[int]) -> None:
+        """The clients of these places have left; those without a listener, and places of another batch, are ignored."""
+        for place in places if seq == self._seq else ():
+            if (listener := self._all.get(place)) is not None:
+                listener.left = True
+                self._pending.pop(listener, None)
+
+    def end(self, place: int) -> None:
+        """Remove the listener; its unsent text is in the result."""
+        if (listener := self._all.pop(place, None)) is not None:
             self._pending.pop(listener, None)
 
-    def _send_pending(self, seq: int) -> None:
-        pending, self._pending = self._pending, {}
-        self._send(Pieces(seq, [listener.take() for listener in pending]))
+    def flush(self) -> None:
+        """After a step: send what is due, in one frame."""
+        if self._pending and (self._urgent or self._clock() - self._sent_at >= self._every_s):
+            self._urgent, self._sent_at = False, self._clock()
+            pending, self._pending = self._pending, {}
+            self._send(Pieces(self._seq, [listener.take() for listener in pending]))
 
     def _text_added(self, listener: StreamListener) -> None:
         self._pending[listener] = None
-
-
-class SlotListeners(ListenerSet):
-    """The listeners of requests that start and end by themselves; the place is the `seq` of the Run."""
-
-    def drop(self, seq: int) -> None:
-        """The client of this request has left; a request without a listener is ignored."""
-        self._leave(seq)
-
-    def end(self, seq: int) -> None:
-        """Remove the listener; its unsent text is in the result."""
-        if (listener := self._all.pop(seq, None)) is not None:
-            self._pending.pop(listener, None)
-
-    def flush(self) -> None:
-        """Send all text added since the last call, in one frame."""
-        if self._pending:
-            self._send_pending(0)
-
-
-class Listeners(ListenerSet):
-    """The listeners of the running batch; the place is the position.
-
-    Text is collected for 50 ms: a faster rate cannot be read, and every event costs gateway and client a write and a
-    read. 200 streams of 50 tokens/s would take most of a core.
-    """
-
-    def __init__(self, send: Callable[[Pieces], None], clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(send, clock)
-        self._seq = 0
-        self._urgent = False
-        self._sent_at = 0.0
-
-    def begin(self, seq: int) -> None:
-        """A batch begins, without listeners."""
-        self._seq, self._all, self._pending, self._urgent = seq, {}, {}, False
-
-    def drop(self, seq: int, places: Iterable[int]) -> None:
-        """The clients of these positions have left; positions of another batch are ignored."""
-        for place in places if seq == self._seq else ():
-            self._leave(place)
-
-    def flush(self) -> None:
-        """After a step: send what is due."""
-        if self._pending and (self._urgent or self._clock() - self._sent_at >= PIECES_EVERY_S):
-            self._urgent = False
-            self._sent_at = self._clock()
-            self._send_pending(self._seq)
-
-    def _text_added(self, listener: StreamListener) -> None:
-        super()._text_added(listener)
         self._urgent = self._urgent or listener.first

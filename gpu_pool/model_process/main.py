@@ -19,27 +19,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from types import FrameType
 
-from gpu_pool.backends.backend import Backend, ServingBackend, SteppingBackend
+from gpu_pool.backends.backend import ServingBackend, SteppingBackend
 from gpu_pool.model_process.backend_registry import select_backend
 from gpu_pool.model_process.batch_runner import BatchRunner
-from gpu_pool.model_process.deadlines import deadlines, stream_deadlines
 from gpu_pool.model_process.device_errors import DeviceLost
 from gpu_pool.model_process.inputs import run_readable
-from gpu_pool.model_process.listeners import Listeners
-from gpu_pool.model_process.messages import (
-    Available,
-    Done,
-    Fatal,
-    FrameTooLarge,
-    ModelLink,
-    ProgressCounter,
-    Ready,
-    Run,
-    too_large,
-)
+from gpu_pool.model_process.listeners import PIECES_EVERY_S, Listeners
+from gpu_pool.model_process.messages import Available, Done, Fatal, ModelLink, ProgressCounter, Ready, Run, send_done
 from gpu_pool.model_process.stepping import serve_slots
 from scheduler.errors import StartError
 from scheduler.failpoints import arm, failpoint
@@ -61,23 +50,6 @@ def die_with_parent(parent: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run until the worker is gone. Never returns: every path ends in `os._exit`, past hooks that could hang."""
-    options = _parse(arguments)
-    # Child processes of the model must not inherit the socket, or its end would go unnoticed.
-    os.set_inheritable(options.fd, False)  # noqa: FBT003 - the standard library's signature
-    die_with_parent(options.parent)
-    if options.failpoints:
-        arm(Path(options.failpoints))
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, _ignore_signal)
-    faulthandler.enable()
-    link = ModelLink(socket.socket(fileno=options.fd))
-    code = _serve(link, options)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m gpu_pool.model_process.main")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the supervisor")
     parser.add_argument("--parent", type=int, required=True, help="process id of the supervisor")
@@ -88,11 +60,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-slots", type=int, default=0, help="most requests at a time; 0: the model's own number")
     parser.add_argument("--slots", type=int, default=0, help="slots of the last process of the worker")
     parser.add_argument("--failpoints", default="", help="directory of a test that kills this process")
-    return parser.parse_args(arguments)
-
-
-def _ignore_signal(signum: int, frame: FrameType | None) -> None:
-    """Ctrl-C reaches the whole process group; the worker decides when this process ends."""
+    options = parser.parse_args(arguments)
+    # Child processes of the model must not inherit the socket, or its end would go unnoticed.
+    os.set_inheritable(options.fd, False)  # noqa: FBT003 - the standard library's signature
+    die_with_parent(options.parent)
+    if options.failpoints:
+        arm(Path(options.failpoints))
+    for name in (signal.SIGINT, signal.SIGTERM):
+        # Ctrl-C reaches the whole process group; the worker decides when this process ends.
+        signal.signal(name, lambda *_: None)
+    faulthandler.enable()
+    link = ModelLink(socket.socket(fileno=options.fd))
+    code = _serve(link, options)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _serve(link: ModelLink, options: argparse.Namespace) -> int:
@@ -121,7 +103,16 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
             link.send(Ready(backend.version, slots, context_tokens))
             serve_slots(link, backend, slots)
         link.send(Ready(backend.version, 0, context_tokens))
-        _run_batches(link, backend)
+        steps = Steps(link)
+        runner = BatchRunner(backend, steps)
+        for run in link.runs():
+            steps.begin(run)
+            started, now = time.perf_counter(), time.monotonic()
+            results = run_readable(run, partial(runner.run, budget_ms=run.budget_ms), steps.listeners.listen, now)
+            gpu_ms = (time.perf_counter() - started) * 1000
+            failpoint("answer_unsent")
+            done = Done(run.seq, gpu_ms, results, runner.largest, runner.fault, runner.padding_waste)
+            send_done(link.send, done)
     except DeviceLost as error:
         link.send(Fatal(str(error)))
     return EXIT_DEVICE_LOST
@@ -135,7 +126,7 @@ class Steps:
         self._clock = clock
         self._progress = ProgressCounter(link.send)
         self._polled_at = 0.0
-        self.listeners = Listeners(link.send)
+        self.listeners = Listeners(link.send, PIECES_EVERY_S)
 
     def begin(self, run: Run) -> None:
         """A batch begins."""
@@ -153,33 +144,6 @@ class Steps:
             self._polled_at = now
             for drop in self._link.drops():
                 self.listeners.drop(drop.seq, drop.places)
-
-
-def _run_batches(link: ModelLink, backend: Backend) -> None:
-    steps = Steps(link)
-    runner = BatchRunner(backend, steps)
-    for run in link.runs():
-        steps.begin(run)
-        _run_batch(link, runner, run, steps.listeners)
-
-
-def _run_batch(link: ModelLink, runner: BatchRunner, run: Run, listeners: Listeners) -> None:
-    started = time.perf_counter()
-    now = time.monotonic()
-    results = run_readable(
-        run.bodies,
-        lambda items: runner.run(items, run.budget_ms),
-        listeners.listen,
-        deadlines(run, now),
-        stream_deadlines(run, now),
-    )
-    gpu_ms = (time.perf_counter() - started) * 1000
-    failpoint("answer_unsent")
-    done = Done(run.seq, gpu_ms, results, runner.largest, runner.fault, round(runner.padding_waste, 4))
-    try:
-        link.send(done)
-    except FrameTooLarge:
-        link.send(too_large(done))
 
 
 if __name__ == "__main__":

@@ -197,10 +197,13 @@ def decode_model_message(body: bytes) -> ModelMessage:
         raise FrameError(f"A frame cannot be decoded: {type(error).__name__}.") from None
 
 
-def too_large(done: Done) -> Done:
-    """The replacement for a Done that does not fit into a frame."""
-    too_much = ItemResult("The model's output is too large.", 0, ErrorCode.INVALID_OUTPUT)
-    return Done(done.seq, done.gpu_ms, [too_much] * len(done.results), done.largest)
+def send_done(send: Callable[[Done], None], done: Done) -> None:
+    """Send `done`; if it does not fit into a frame, with an error for each item."""
+    try:
+        send(done)
+    except FrameTooLarge:
+        too_much = ItemResult("The model's output is too large.", 0, ErrorCode.INVALID_OUTPUT)
+        send(Done(done.seq, done.gpu_ms, [too_much] * len(done.results), done.largest))
 
 
 class ModelLink:

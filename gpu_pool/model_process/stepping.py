@@ -9,20 +9,18 @@ output that do not fit any more are handed back.
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from gpu_pool.backends.backend import TOO_LATE, Item, ItemResult, SteppingBackend, WaitingBackend
-from gpu_pool.model_process.batch_runner import BatchRunner, blame, fault_of
-from gpu_pool.model_process.deadlines import deadlines, stream_deadlines
-from gpu_pool.model_process.device_errors import DeviceLost, free_cached_memory, is_out_of_memory, is_sticky
-from gpu_pool.model_process.inputs import read_items, rejection, with_late
-from gpu_pool.model_process.listeners import Listeners, SlotListeners, StreamListener
+from gpu_pool.model_process.batch_runner import BatchRunner, blame, fault_of, padding_of
+from gpu_pool.model_process.device_errors import free_cached_memory, is_out_of_memory, raise_if_lost
+from gpu_pool.model_process.inputs import in_time, read_items, rejection
+from gpu_pool.model_process.listeners import AT_ONCE_S, PIECES_EVERY_S, Listeners, StreamListener
 from gpu_pool.model_process.messages import (
     Done,
     Drop,
-    FrameTooLarge,
     ModelLink,
     ModelMessage,
     ProgressCounter,
@@ -31,7 +29,7 @@ from gpu_pool.model_process.messages import (
     Slots,
     Withdraw,
     WorkerMessage,
-    too_large,
+    send_done,
 )
 from scheduler.errors import ErrorCode
 
@@ -96,7 +94,7 @@ class SlotServing:
         self._slots = slots
         self._clock = clock
         self._progress = ProgressCounter(send, clock)
-        self._listeners = SlotListeners(send, clock)
+        self._listeners = Listeners(send, AT_ONCE_S, clock)
         self._canary = BatchRunner(backend, self._progress, clock)
         self._keys = itertools.count()
         self._requests: dict[int, _SlotRequest] = {}
@@ -116,8 +114,15 @@ class SlotServing:
         """Process one message of the worker."""
         if isinstance(message, Run):
             self._begin(message)
-        elif isinstance(message, Drop):
-            self._drop(message.seq, message.places)
+        elif isinstance(message, Drop) and (request := self._requests.get(message.seq)) is not None:
+            # The clients have left: a stream ends at its next step with its text, others now, with the tokens used.
+            if request.listeners is not None:
+                request.listeners.drop(request.seq, message.places)
+            elif 0 in message.places:
+                self._listeners.drop(0, [request.seq])
+            for member in request.members:
+                if member.place in message.places and not member.ended and member.item.listener is None:
+                    self._end(member, ItemResult("", self._remove(member), ErrorCode.CANCELLED))
         elif isinstance(message, Withdraw):
             for seq in message.seqs:
                 request = self._requests.get(seq)
@@ -126,7 +131,6 @@ class SlotServing:
 
     def step(self) -> None:
         """Let waiting requests join, advance all by one step, and send what is new."""
-        self._end_waiting()
         self._admit()
         if self._running:
             try:
@@ -140,8 +144,11 @@ class SlotServing:
                     member = self._running.pop(key)
                     if isinstance(result, ItemResult):
                         self._end(member, result)
+                    elif is_out_of_memory(result) and self._running:  # It runs again, with fewer others.
+                        self._limit((len(self._running) + 1) // 2)
+                        self._waiting.appendleft(member)
                     else:
-                        self._raised(member, result)
+                        self._blame(member, result)
         self._listeners.flush()
         for request in self._requests.values():
             if request.listeners is not None:
@@ -151,15 +158,13 @@ class SlotServing:
         if not self._requests:
             self._progress.begin()
         request = _SlotRequest(run.seq, [TOO_LATE] * len(run.bodies))
-        listen = self._listen_to(run.seq)
+        listen = self._listeners.listen_to(run.seq)
         if len(run.bodies) != 1:
-            request.listeners = Listeners(self._send, self._clock)
+            request.listeners = Listeners(self._send, PIECES_EVERY_S, self._clock)
             request.listeners.begin(run.seq)
             listen = request.listeners.listen
         self._requests[run.seq] = request
-        now = self._clock()
-        items = read_items(run.bodies, listen, deadlines(run, now), stream_deadlines(run, now))
-        for place, item in enumerate(items):
+        for place, item in enumerate(read_items(run, listen, self._clock())):
             rejected = rejection(item)
             if item is not None and rejected is None:
                 request.members.append(_SlotItem(next(self._keys), request, place, item))
@@ -169,22 +174,6 @@ class SlotServing:
         self._waiting += request.members
         if not request.left:
             self._finish(request)
-
-    def _listen_to(self, seq: int) -> Callable[[int, str, float], StreamListener]:
-        return lambda _, stream, until: self._listeners.listen(seq, stream, until)
-
-    def _drop(self, seq: int, places: Sequence[int]) -> None:
-        """The clients have left: a stream ends at its next step with its text, others now, with the tokens used."""
-        request = self._requests.get(seq)
-        if request is None:
-            return
-        if request.listeners is not None:
-            request.listeners.drop(seq, places)
-        elif 0 in places:
-            self._listeners.drop(seq)
-        for member in request.members:
-            if member.place in places and not member.ended and member.item.listener is None:
-                self._end(member, ItemResult("", self._remove(member), ErrorCode.CANCELLED))
 
     def _hand_back(self, request: _SlotRequest, reason: str) -> None:
         for member in request.members:
@@ -198,6 +187,15 @@ class SlotServing:
         return self._backend.remove(member.key) if self._running.pop(member.key, None) else 0
 
     def _admit(self) -> None:
+        """End waiting items that are late, or whose stream has no client any more; then let others join."""
+        now = self._clock()
+        for member in itertools.chain(self._waiting, *self._suspects):
+            listener = member.item.listener
+            if not member.ended and listener is not None and listener.gone:
+                self._end(member, ItemResult(""))
+            elif not member.ended and now >= member.item.until:
+                self._end(member, TOO_LATE)
+
         while not self._running and self._suspects:
             group = self._suspects.pop()
             self._apart = bool(self._suspects) or not self._found
@@ -207,16 +205,6 @@ class SlotServing:
             self._apart = self._found = False
         while self._waiting and not self._apart and len(self._running) < self._slots:
             self._start(self._waiting.popleft())
-
-    def _end_waiting(self) -> None:
-        """End items that are late, or whose stream has no client any more, before they join."""
-        now = self._clock()
-        for member in itertools.chain(self._waiting, *self._suspects):
-            listener = member.item.listener
-            if not member.ended and listener is not None and listener.gone:
-                self._end(member, ItemResult(""))
-            elif not member.ended and now >= member.item.until:
-                self._end(member, TOO_LATE)
 
     def _start(self, member: _SlotItem) -> None:
         if member.ended:
@@ -234,9 +222,10 @@ class SlotServing:
         members, joined = list(self._running.values()), set(self._joined)
         self._running.clear()
         self._joined.clear()
-        _raise_if_lost(error)
+        raise_if_lost(error)
         if is_out_of_memory(error):
-            self._shrink(members)
+            fewer = max(1, len(members) // 2)
+            self._limit(fewer)
             free_cached_memory()
         if len(members) == 1:
             self._blame(members[0], error)
@@ -244,6 +233,13 @@ class SlotServing:
         for member in members:
             member.request.fault = member.request.fault or fault_of(error)
         if is_out_of_memory(error):
+            # The items that fit into half of the slots run again, those with output first.
+            ordered = sorted(members, key=lambda member: not member.sent)
+            kept = [m for at, m in enumerate(ordered) if at < fewer or m.sent or m.request.listeners is not None]
+            self._waiting.extendleft(reversed(kept))
+            for member in ordered:
+                if member not in kept:
+                    self._hand_back(member.request, MEMORY)
             return
         before = [member for member in members if member not in joined]
         new = [member for member in members if member in joined]
@@ -251,32 +247,11 @@ class SlotServing:
         self._found = self._found and bool(self._suspects)
         self._suspects += [before, new] if before and new else [members[middle:], members[:middle]]
 
-    def _raised(self, member: _SlotItem, error: BaseException) -> None:
-        """The item alone raised `error`. If memory was short, it runs again with fewer others."""
-        if is_out_of_memory(error) and self._running:
-            self._limit((len(self._running) + 1) // 2)
-            self._waiting.appendleft(member)
-        else:
-            self._blame(member, error)
-
     def _blame(self, member: _SlotItem, error: BaseException) -> None:
-        _raise_if_lost(error)
+        raise_if_lost(error)
         self._found = True
         member.request.fault = member.request.fault or fault_of(error)
         self._end(member, blame(error))
-
-    def _shrink(self, members: Sequence[_SlotItem]) -> None:
-        """Halve the slots; the items that fit run again, those with output first."""
-        fewer = max(1, len(members) // 2)
-        self._limit(fewer)
-        if len(members) == 1:
-            return
-        ordered = sorted(members, key=lambda member: not member.sent)
-        kept = [m for at, m in enumerate(ordered) if at < fewer or m.sent or m.request.listeners is not None]
-        self._waiting.extendleft(reversed(kept))
-        for member in ordered:
-            if member not in kept:
-                self._hand_back(member.request, MEMORY)
 
     def _limit(self, slots: int) -> None:
         if slots < self._slots:
@@ -286,7 +261,7 @@ class SlotServing:
     def _end(self, member: _SlotItem, result: ItemResult) -> None:
         member.ended = True
         request = member.request
-        request.results[member.place] = with_late([member.item], [result])[0]
+        request.results[member.place] = in_time(member.item, result)
         request.left -= 1
         if not request.left:
             self._finish(request)
@@ -294,20 +269,10 @@ class SlotServing:
     def _finish(self, request: _SlotRequest) -> None:
         self._forget(request)
         self._canary.judge(request.results)
-        padding = getattr(self._backend, "padding", None)
-        waste = round(padding.take(), 4) if padding is not None else 0.0
         gpu_ms = (time.perf_counter() - request.started) * 1000
-        done = Done(request.seq, gpu_ms, request.results, 0, request.fault, waste)
-        try:
-            self._send(done)
-        except FrameTooLarge:
-            self._send(too_large(done))
+        waste = padding_of(self._backend)
+        send_done(self._send, Done(request.seq, gpu_ms, request.results, 0, request.fault, waste))
 
     def _forget(self, request: _SlotRequest) -> None:
         del self._requests[request.seq]
         self._listeners.end(request.seq)
-
-
-def _raise_if_lost(error: BaseException) -> None:
-    if is_sticky(error):
-        raise DeviceLost(f"The device is lost after {type(error).__name__}.") from error

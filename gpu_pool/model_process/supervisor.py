@@ -89,7 +89,32 @@ class ModelSupervisor:
     async def _run(self) -> None:
         while not self._stopping:
             self._quarantine_s, self._good_batches = 0.0, 0
-            ready_s = await self._run_process()
+            ready_at = None
+            try:
+                launch = replace(self._launch, slots=self._slots)
+                process = self._process = await ModelProcess.spawn(launch, self._availability_changed)
+                async with asyncio.timeout(self._load_timeout_s):
+                    self.version = await process.ready()
+                self.context_tokens = process.context_tokens
+                ready_at = time.monotonic()
+                self._respawn.loaded()
+                self.reason, process.resized = process.note, self._changed
+                self._set(_availability(process))
+                log.info("model ready", backend=self._launch.backend, version=self.version, pid=process.pid)
+                await process.lost.wait()
+                self._slots = process.slots
+            except StartError as error:
+                # If the model was ready before, even this may be temporary: retry.
+                self.start_error, self.reason = None if self.version else error, str(error)
+            except TimeoutError:
+                log.warning("model did not load in time", seconds=self._load_timeout_s)
+            except OSError as error:
+                log.warning("model process cannot be started", error=str(error))
+            except ModelLost:
+                pass  # Logged below, with the reason for the end of the process.
+            ready_s = None if ready_at is None else time.monotonic() - ready_at
+            self._set(self.status if self._quarantine_s or self._respawn.failed else "down")
+            await self._end_process()
             if self.start_error is not None:
                 return
             delay_s = self._respawn.ended(ready_s, self._good_batches)
@@ -97,36 +122,6 @@ class ModelSupervisor:
                 log.error("model does not load; it is retried rarely from now on")
                 self._set("failed")
             await asyncio.sleep(self._quarantine_s or delay_s)
-
-    async def _run_process(self) -> float | None:
-        """Run one process from spawn to end; how long it was ready (s), or None if it never was."""
-        ready_at = None
-        try:
-            launch = replace(self._launch, slots=self._slots)
-            process = self._process = await ModelProcess.spawn(launch, self._availability_changed)
-            async with asyncio.timeout(self._load_timeout_s):
-                self.version = await process.ready()
-            self.context_tokens = process.context_tokens
-            ready_at = time.monotonic()
-            self._respawn.loaded()
-            self.reason, process.resized = process.note, self._changed
-            self._set(_availability(process))
-            log.info("model ready", backend=self._launch.backend, version=self.version, pid=process.pid)
-            await process.lost.wait()
-            self._slots = process.slots
-        except StartError as error:
-            # If the model was ready before, even this may be temporary: retry.
-            self.start_error, self.reason = None if self.version else error, str(error)
-        except TimeoutError:
-            log.warning("model did not load in time", seconds=self._load_timeout_s)
-        except OSError as error:
-            log.warning("model process cannot be started", error=str(error))
-        except ModelLost:
-            pass  # Logged below, with the reason for the end of the process.
-        ready_s = None if ready_at is None else time.monotonic() - ready_at
-        self._set(self.status if self._quarantine_s or self._respawn.failed else "down")
-        await self._end_process()
-        return ready_s
 
     async def _end_process(self) -> None:
         process = self._process

@@ -119,7 +119,19 @@ class Heartbeat:
     async def _run(self) -> None:
         while not self._stopping:
             self._due.clear()
-            await self._send_awaited()
+            self._beat_at, self._within_s = time.monotonic(), math.inf
+            self._async_heartbeat.forget()
+            try:
+                self._replied(await self._presence.worker_beat(self._beat()))
+                if not self.working.is_set():
+                    log.info("redis connected")
+                self.working.set()
+                self.failing_since = None
+            except RedisUnavailable:
+                self._failed()
+            except Exception as error:
+                self._failed()
+                log.exception("heartbeat failed", error=type(error).__name__)
             self._schedule()
             await self._due.wait()
         self._cancel_timer()
@@ -127,22 +139,20 @@ class Heartbeat:
             with suppress(RedisUnavailable):
                 await self._presence.worker_beat(self._beat())
 
-    async def _send_awaited(self) -> None:
-        self._beat_at, self._within_s = time.monotonic(), math.inf
-        self._async_heartbeat.forget()
-        try:
-            self._replied(await self._presence.worker_beat(self._beat()))
-            self._succeeded()
-        except RedisUnavailable:
-            self._failed()
-        except Exception as error:
-            self._failed()
-            log.exception("heartbeat failed", error=type(error).__name__)
-
     def _tick(self) -> None:
         """Send without a task if possible, else wake the task."""
+        sent = False
         try:
-            sent = self._send_without_waiting()
+            pending, waited_s = self._async_heartbeat.pending, time.monotonic() - self._beat_at
+            if pending and waited_s < self._every_s / 2 + self._async_heartbeat.distance_s:
+                sent = True  # `within` was shorter than the way to Redis and back; the next tick looks again.
+            else:
+                if pending:
+                    self._async_heartbeat.give_up()
+                    self._failed()
+                if not self._due.is_set() and self.working.is_set() and self._async_heartbeat.send(self._beat()):
+                    self._beat_at, self._within_s = time.monotonic(), math.inf
+                    sent = True
         except Exception as error:
             self._failed()
             log.exception("heartbeat failed", error=type(error).__name__)
@@ -151,17 +161,6 @@ class Heartbeat:
             self._schedule()
         else:
             self._due.set()
-
-    def _send_without_waiting(self) -> bool:
-        if self._async_heartbeat.pending:
-            if time.monotonic() - self._beat_at < self._every_s / 2 + self._async_heartbeat.distance_s:
-                return True  # `within` was shorter than the way to Redis and back; the next tick looks again.
-            self._async_heartbeat.give_up()
-            self._failed()
-        if self._due.is_set() or not self.working.is_set() or not self._async_heartbeat.send(self._beat()):
-            return False
-        self._beat_at, self._within_s = time.monotonic(), math.inf
-        return True
 
     def _replied(self, reply: WorkerBeatReply) -> None:
         self._on_moves(reply.moves)
@@ -176,12 +175,6 @@ class Heartbeat:
             log.info("worker uncordoned")
             self.free.set()
         self._on_cordon_change()
-
-    def _succeeded(self) -> None:
-        if not self.working.is_set():
-            log.info("redis connected")
-        self.working.set()
-        self.failing_since = None
 
     def _failed(self) -> None:
         if self.working.is_set():
@@ -310,8 +303,16 @@ class CellLink:
         await self.cancel()
         await self.heartbeat.close()
         try:
-            if deregister:
-                await self._deregister(for_s)
+            until, backoff = time.monotonic() + for_s, Backoff()
+            while deregister:
+                try:
+                    await self.presence.worker_gone(self._config.worker_id)
+                    break
+                except RedisUnavailable:
+                    if time.monotonic() >= until:
+                        log.warning("redis unavailable; the worker was not deregistered", cell=self.cell)
+                        break
+                await backoff.sleep()
         finally:
             if self._sender is not None:
                 await end_all([self._sender])
@@ -319,15 +320,3 @@ class CellLink:
             await self._commands.aclose()
             await self._blocking.aclose()
             await self._stops.aclose()
-
-    async def _deregister(self, for_s: float) -> None:
-        until, backoff = time.monotonic() + for_s, Backoff()
-        while True:
-            try:
-                await self.presence.worker_gone(self._config.worker_id)
-                return
-            except RedisUnavailable:
-                if time.monotonic() >= until:
-                    log.warning("redis unavailable; the worker was not deregistered", cell=self.cell)
-                    return
-            await backoff.sleep()

@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import socket
+from contextlib import suppress
 
 from gpu_pool.config import WorkerConfig
 
@@ -18,15 +19,11 @@ def announced(config: WorkerConfig, port: int, local_host: str, named: str) -> s
     """
     host = config.direct_advertise or config.direct_host
     if host in {"0.0.0.0", "::"}:  # noqa: S104 - only compared
-        host = local_host if local_host and not _is_loopback(local_host) else named or local_host or LOOPBACK
+        is_loopback = not local_host
+        with suppress(ValueError):  # It may be a name.
+            is_loopback = ipaddress.ip_address(local_host).is_loopback
+        host = named or local_host or LOOPBACK if is_loopback else local_host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def own_name() -> str:

@@ -7,6 +7,7 @@ one, so that a request that kills the model is finally alone.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
 
@@ -47,7 +48,12 @@ class DirectBatches:
         requests = [ClaimedRequest(item.id, item.ms_left, 1, item.body) for item in items]
         if self._execution.slow_model.confirmed:  # Even while its process is being replaced.
             return _ended(requests, ErrorCode.MODEL_TOO_SLOW)
-        self._check()
+        if self._draining():
+            raise BatchRejected("This worker is shutting down.")
+        if self._supervisor.model is None:
+            raise BatchRejected("The model of this worker is not ready.")
+        if self._waiting >= MOST_WAITING:
+            raise BatchRejected("Too many direct batches wait for this worker.")
         read_at = time.monotonic()
         longest_s = max((item.ms_left for item in items), default=0) / 1000
         run_task = self._start(requests, read_at)
@@ -56,7 +62,10 @@ class DirectBatches:
         await asyncio.wait([run_task], timeout=longest_s)
         if not run_task.done():
             return [_deadline_exceeded(request.id) for request in requests]
-        return _in_time(run_task.result(), requests, (time.monotonic() - read_at) * 1000)
+        # Requests that were overdue when the batch ended got an error from their gateway; the outcome must match.
+        gone_ms = (time.monotonic() - read_at) * 1000
+        late = {request.id for request in requests if request.ms_left <= gone_ms}
+        return [_deadline_exceeded(each.id) if each.id in late else each for each in run_task.result()]
 
     async def settled(self, timeout_s: float | None) -> None:
         """Wait until nothing runs, for at most `timeout_s`."""
@@ -68,14 +77,6 @@ class DirectBatches:
         for run_task in self._runs:
             run_task.cancel()
         await asyncio.gather(*self._runs, return_exceptions=True)
-
-    def _check(self) -> None:
-        if self._draining():
-            raise BatchRejected("This worker is shutting down.")
-        if self._supervisor.model is None:
-            raise BatchRejected("The model of this worker is not ready.")
-        if self._waiting >= MOST_WAITING:
-            raise BatchRejected("Too many direct batches wait for this worker.")
 
     def _start(self, requests: Sequence[ClaimedRequest], read_at: float) -> asyncio.Task[list[Outcome]]:
         self._waiting += 1
@@ -104,7 +105,12 @@ class DirectBatches:
                 raise BatchRejected("The model of this worker is being measured.")
             return _ended(requests, ErrorCode.MODEL_TOO_SLOW)
         try:
-            return await self._run(requests, read_at)
+            with self._traces.of("", requests, read_at) as trace:
+                found = await self._execution.run(
+                    trace.requests, read_at, lambda: self._start_running(trace), trace.over
+                )
+                trace.ended(found)
+                return found
         except ModelHung:
             return _ended(requests, ErrorCode.GPU_TIMEOUT)
         except RunRefused as error:
@@ -120,7 +126,12 @@ class DirectBatches:
                 raise BatchRejected("The model of this worker was lost before the batch began.") from error
         if losses > RETRY_BUDGET:
             return _ended(requests, ErrorCode.WORKER_LOST)
-        if not await self._wait_for_model(requests, read_at):
+        # The next model process is waited for while any of these requests has time.
+        until, is_ready = read_at + max(request.ms_left for request in requests) / 1000, False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(until - time.monotonic()):
+                is_ready = await self._supervisor.ready.wait()
+        if not is_ready:
             return _ended(requests, ErrorCode.DEADLINE_EXCEEDED)
         outcomes: list[Outcome] = []
         for part in parts(requests, losses):
@@ -128,39 +139,16 @@ class DirectBatches:
             outcomes += await self._attempt(part, read_at, losses)
         return outcomes
 
-    async def _run(self, requests: Sequence[ClaimedRequest], read_at: float) -> list[Outcome]:
-        with self._traces.of("", requests, read_at) as trace:
-            outcomes = await self._execution.run(
-                trace.requests, read_at, lambda: self._start_running(trace), trace.over
-            )
-            trace.ended(outcomes)
-            return outcomes
-
     def _start_running(self, trace: BatchTrace) -> bool:
         self._waiting -= 1
         trace.begins()
         return True
-
-    async def _wait_for_model(self, requests: Sequence[ClaimedRequest], read_at: float) -> bool:
-        """Wait for the next model process while any of these requests has time; whether it is ready."""
-        until = read_at + max(request.ms_left for request in requests) / 1000
-        try:
-            async with asyncio.timeout(until - time.monotonic()):
-                return await self._supervisor.ready.wait()
-        except TimeoutError:
-            return False
 
 
 def parts(requests: Sequence[ClaimedRequest], losses: int) -> list[Sequence[ClaimedRequest]]:
     """What runs together after so many lost model processes: two halves, later single requests."""
     size = (len(requests) + 1) // 2 if losses == 1 else 1
     return [requests[start : start + size] for start in range(0, len(requests), size)]
-
-
-def _in_time(outcomes: Sequence[Outcome], requests: Sequence[ClaimedRequest], gone_ms: float) -> list[Outcome]:
-    """Requests that were overdue when the batch ended got an error from their gateway; the outcome must match."""
-    late = {request.id for request in requests if request.ms_left <= gone_ms}
-    return [_deadline_exceeded(outcome.id) if outcome.id in late else outcome for outcome in outcomes]
 
 
 def _ended(requests: Sequence[ClaimedRequest], code: ErrorCode) -> list[Outcome]:

@@ -19,6 +19,7 @@ from gpu_pool.worker.direct_batches import BatchRejected, DirectBatches
 from gpu_pool.worker.execution import not_run
 from scheduler.errors import ErrorCode, StartError
 from scheduler.failpoints import failpoint
+from scheduler.protocol.batches import Outcome
 from scheduler.protocol.direct import (
     HEADER,
     MAX_BODY_BYTES,
@@ -64,7 +65,9 @@ class DirectEndpoint:
         self._draining = False
         self._stall_detector = StallDetector()
         self._local_host = local_host
-        self._tokens = accepted_tokens(config)
+        # With a service token, the token derived from it and itself are accepted too.
+        found = config.direct_token, direct_token(config.service_token), config.service_token
+        self._tokens = tuple(token for token in found if token)
         self._port = 0
         self._hostname = ""
         self._refused_at = -math.inf
@@ -119,7 +122,11 @@ class DirectEndpoint:
         connection.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        _keep_alive(writer)
+        connection: socket.socket = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         try:
             if await self._authenticate(reader, writer):
                 await self._serve_batches(reader, writer)
@@ -152,16 +159,12 @@ class DirectEndpoint:
             hello = await _receive(reader, _MAX_HELLO_BYTES)
         if not isinstance(hello, Hello):
             raise DirectError("A direct connection must begin with a hello.")
-        good = any(hmac.compare_digest(hello.token.encode(), each.encode()) for each in self._tokens)
-        if not good:
-            self._reject_hello(hello, writer)
-        return good
-
-    def _reject_hello(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
+        if any(hmac.compare_digest(hello.token.encode(), each.encode()) for each in self._tokens):
+            return True
         self.refused += 1
         now = asyncio.get_running_loop().time()
         if now - self._refused_at < REFUSALS_EVERY_S:
-            return
+            return False
         self._refused_at = now
         log.warning(
             "direct connection refused: the token is wrong; TIERLANE_DIRECT_TOKEN must follow from the gateways' "
@@ -170,26 +173,28 @@ class DirectEndpoint:
             peer=str(writer.get_extra_info("peername")),
             refused=self.refused,
         )
+        return False
 
     async def _answer(self, batch: DirectBatch, writer: asyncio.StreamWriter) -> None:
-        frame = await self._outcomes(batch)
+        why = (
+            "This worker was stalled, so the waiting time of the batch is unknown."
+            if self._stall_detector.in_doubt()
+            else ""
+        )
+        outcomes: list[Outcome] = []
+        if not why:
+            try:
+                outcomes = await self._batches.run(batch.items)
+            except BatchRejected as error:
+                why = str(error)
+        try:
+            frame = pack(DirectBusy(batch.seq, why) if why else DirectResults(batch.seq, outcomes))
+        except DirectError:
+            too_large = "The model's output is too large."
+            outcomes = [not_run(each.id, ErrorCode.INVALID_OUTPUT, too_large) for each in outcomes]
+            frame = pack(DirectResults(batch.seq, outcomes))
         failpoint("direct_unanswered")
         await _send(writer, frame)
-
-    async def _outcomes(self, batch: DirectBatch) -> bytes:
-        if self._stall_detector.in_doubt():
-            return pack(DirectBusy(batch.seq, "This worker was stalled, so the waiting time of the batch is unknown."))
-        try:
-            outcomes = await self._batches.run(batch.items)
-        except BatchRejected as error:
-            return pack(DirectBusy(batch.seq, str(error)))
-        try:
-            return pack(DirectResults(batch.seq, outcomes))
-        except DirectError:
-            why = "The model's output is too large."
-            return pack(
-                DirectResults(batch.seq, [not_run(each.id, ErrorCode.INVALID_OUTPUT, why) for each in outcomes])
-            )
 
 
 async def _receive(reader: asyncio.StreamReader, most: int) -> ToWorker:
@@ -209,17 +214,3 @@ async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
     except TimeoutError:
         writer.transport.abort()  # The gateway reads nothing, so close() would wait forever.
         raise
-
-
-def _keep_alive(writer: asyncio.StreamWriter) -> None:
-    connection: socket.socket = writer.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def accepted_tokens(config: WorkerConfig) -> tuple[str, ...]:
-    """The token for direct calls, and with a service token both the token derived from it and itself."""
-    found = config.direct_token, direct_token(config.service_token), config.service_token
-    return tuple(token for token in found if token)

@@ -179,7 +179,14 @@ class Execution:
                 self._record(plan.bodies, done)
         over()
         await asyncio.sleep(0)  # The next batch gets the model before the outcomes are built.
-        return self._outcomes(requests, plan, done)
+        if done is not None:
+            return completed(plan, done.results, done.gpu_ms, self._supervisor.version)
+        if plan.bodies:
+            sentence = "The batch of this request is too large to be run."
+            return rejected_outcomes(plan, ErrorCode.REQUEST_TOO_LARGE, sentence)
+        if plan.longest_ms > 0:  # The predicted duration rejected a request, not the wait for the model.
+            self.service.forget(len(requests))
+        return plan.early
 
     def stop(self) -> None:
         """Kill what runs and start nothing more: the drain time is over."""
@@ -188,17 +195,6 @@ class Execution:
         model = self._supervisor.model
         if self.running and model is not None:
             model.kill()
-
-    def _outcomes(self, requests: Sequence[ClaimedRequest], plan: BatchPlan, done: Done | None) -> list[Outcome]:
-        if done is not None:
-            return completed(plan, done.results, done.gpu_ms, self._supervisor.version)
-        if plan.bodies:
-            return rejected_outcomes(
-                plan, ErrorCode.REQUEST_TOO_LARGE, "The batch of this request is too large to be run."
-            )
-        if plan.longest_ms > 0:  # The predicted duration rejected a request, not the wait for the model.
-            self.service.forget(len(requests))
-        return plan.early
 
     async def trial(self, body: bytes, limit_ms: float) -> float | None:
         """Run a batch of one that is only measured, with another limit than the cap; its time in ms, None if it was lost."""
@@ -220,52 +216,41 @@ class Execution:
         model, started = self._supervisor.model, time.monotonic()
         if model is None or self.stopped or self.slow_model.slow:
             raise NotStarted("The model process was gone before the batch began, or is too slow.")
-        try:
-            return await self._watched(model, plan, streams)
-        except ModelHung:
-            if model is not self._hung:  # One process may have had several batches.
-                self._hung = model
-                self._reached_cap(plan.bodies, (time.monotonic() - started) * 1000, first=first)
-            raise
-        except FrameTooLarge:
-            return None
-        finally:
-            if streams is not None:
-                streams.end()
-
-    async def _watched(self, model: ModelProcess, plan: BatchPlan, streams: BatchStreams | None) -> Done:
         size, timeout_ms = len(plan.bodies), self._config.gpu_timeout_ms
-        cap = cap_ms(self.service.p99(size), timeout_ms)
-        budget_ms = min(timeout_ms, plan.longest_ms)
         on_pieces, on_start = (
             (ignore_pieces, ignore_start) if streams is None else (streams.on_pieces, partial(streams.begin, plan.ids))
         )
         self.running += 1
         self.batches += 1
         if self.running == 1:
-            self.busy.start(time.monotonic())
+            self.busy.start(started)
         try:
             return await run_watched(
                 model,
                 plan.bodies,
-                cap_ms=cap,
+                cap_ms=cap_ms(self.service.p99(size), timeout_ms),
                 timeout_ms=timeout_ms,
-                budget_ms=budget_ms,
+                budget_ms=min(timeout_ms, plan.longest_ms),
                 on_pieces=on_pieces,
                 left_ms=plan.left_ms,
                 on_start=on_start,
             )
-        except ModelHung:
-            self.service.forget(size)
+        except FrameTooLarge:
+            return None
+        except (ModelHung, ModelLost) as error:
             self._supervisor.process_failed()
-            raise
-        except ModelLost:
-            self._supervisor.process_failed()
+            if isinstance(error, ModelHung):
+                self.service.forget(size)
+                if model is not self._hung:  # One process may have had several batches.
+                    self._hung = model
+                    self._reached_cap(plan.bodies, (time.monotonic() - started) * 1000, first=first)
             raise
         finally:
             self.running -= 1
             if not self.running:
                 self.busy.stop(time.monotonic())
+            if streams is not None:
+                streams.end()
 
     def _reached_cap(self, bodies: Sequence[bytes], ms: float, *, first: bool) -> None:
         """Not for a batch that was killed earlier because such batches were fast before: the whole cap decides."""
@@ -276,7 +261,13 @@ class Execution:
 
     def _record(self, bodies: Sequence[bytes], done: Done) -> None:
         self._last_size = size = len(bodies)
-        self._note_time(bodies, done)
+        # A backend that works in steps ends its items just before the cap: then nothing was killed, and all are late.
+        # Nothing is loaded again for such a batch, so a single one is never sufficient.
+        late = sum(result.error_code == ErrorCode.GPU_TIMEOUT for result in done.results)
+        if not late:
+            self.slow_model.ended_in_time()
+        elif late == size:
+            self._reached_cap(bodies, done.gpu_ms, first=False)
         self.served.ended(time.monotonic(), size)
         if done.largest != self._largest:
             # Larger batches run in several parts from now on, or whole again: their measurements are void.
@@ -289,14 +280,3 @@ class Execution:
         self.service.record(size, done.gpu_ms)
         self.padding_waste += _NEWEST_WEIGHT * (done.padding_waste - self.padding_waste)
         self._supervisor.batch_ended(BatchVerdict.GOOD)
-
-    def _note_time(self, bodies: Sequence[bytes], done: Done) -> None:
-        """A backend that works in steps ends its items just before the cap: then nothing was killed, and all are late.
-
-        Nothing is loaded again for such a batch, so a single one is never sufficient.
-        """
-        late = sum(result.error_code == ErrorCode.GPU_TIMEOUT for result in done.results)
-        if not late:
-            self.slow_model.ended_in_time()
-        elif late == len(bodies):
-            self._reached_cap(bodies, done.gpu_ms, first=False)

@@ -55,7 +55,13 @@ class NvmlGpu:
             self._handle = nvml.nvmlDeviceGetHandleByUUID(gpu_id)
         self._fault = ""
         self._began: FaultCounts | None = None
-        self._events = self._listen()
+        self._events: Any = None
+        try:
+            events = nvml.nvmlEventSetCreate()
+            nvml.nvmlDeviceRegisterEvents(self._handle, nvml.nvmlEventTypeXidCriticalError, events)
+            self._events = events
+        except nvml.NVMLError as error:
+            self._record_fault(error)
 
     def read(self) -> GpuReading:
         """The current reading. Unsupported values are 0; a fault stays."""
@@ -63,7 +69,11 @@ class NvmlGpu:
         memory = self._query(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         busy = self._query(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         temperature = self._query(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-        counts = self._counts()
+        kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        errors = self._query(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, kind, since))
+        retiring = self._query(lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
+        _, _, pending, failed = self._query(lambda: nvml.nvmlDeviceGetRemappedRows(handle)) or (0, 0, 0, 0)
+        counts = FaultCounts(errors or 0, bool(retiring), bool(pending), bool(failed))
         self._began = self._began or counts
         self._fault = self._fault or fault_of(self._began, counts)
         return GpuReading(
@@ -75,14 +85,6 @@ class NvmlGpu:
             fault=self._fault,
             note=note_of(counts),
         )
-
-    def _counts(self) -> FaultCounts:
-        nvml, handle = self._nvml, self._handle
-        kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-        errors = self._query(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, kind, since))
-        retiring = self._query(lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
-        _, _, pending, failed = self._query(lambda: nvml.nvmlDeviceGetRemappedRows(handle)) or (0, 0, 0, 0)
-        return FaultCounts(errors or 0, bool(retiring), bool(pending), bool(failed))
 
     def wait(self, seconds: float, pause: Callable[[float], object]) -> None:
         """Wait for `seconds`, or until the driver reports an event; without driver events call `pause`."""
@@ -119,16 +121,6 @@ class NvmlGpu:
             self._fault = self._fault or OFF_THE_BUS
         elif error.value == self._nvml.NVML_ERROR_RESET_REQUIRED:
             self._fault = self._fault or UNTIL_RESET
-
-    def _listen(self) -> Any:
-        nvml = self._nvml
-        try:
-            events = nvml.nvmlEventSetCreate()
-            nvml.nvmlDeviceRegisterEvents(self._handle, nvml.nvmlEventTypeXidCriticalError, events)
-        except nvml.NVMLError as error:
-            self._record_fault(error)
-            return None
-        return events
 
 
 def gpu_of(backend: str, device: str) -> Callable[[], NvmlGpu | None]:

@@ -14,7 +14,9 @@ batch's token:
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import structlog
@@ -78,14 +80,14 @@ class BatchPipeline:
             batch = await self._batches.claim(batch_id, self._config.worker_id, token)
         except RedisUnavailable:
             # The claim may have succeeded: then no attempt must be lost; if not, the id is in no queue.
-            self._start(self._settle(self._undo_claim(batch_id, token)), 0)
+            self._start(self._undo_claim(batch_id, token), 0)
             raise
         if batch is not None and batch.requests:
             failpoint("batch_claimed")
             streams = BatchStreams(batch.requests, self._outgoing)
             lease = Lease(self._batches, batch.batch_id, batch.token, self._config.renew_ms / 1000, streams)
             slot = self._prefetch.slot(ahead=backlog)
-            self._start(self._traced(batch, lease, streams, slot, claimed_at), len(batch.requests))
+            self._start(self._serve(batch, lease, streams, slot, claimed_at), len(batch.requests))
 
     def drain(self) -> None:
         """Start nothing more; a prefetched batch is handed back."""
@@ -102,36 +104,45 @@ class BatchPipeline:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _traced(
-        self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, slot: PrefetchSlot, claimed_at: float
-    ) -> None:
-        with self._traces.of(batch.batch_id, batch.requests, claimed_at) as trace:
-            await self._serve(batch._replace(requests=trace.requests), lease, streams, slot, trace)
-
     async def _serve(
-        self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, slot: PrefetchSlot, trace: BatchTrace
+        self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, slot: PrefetchSlot, claimed_at: float
     ) -> None:
         # The lease is renewed from the claim on, also while other batches or direct batches have the model.
         # Not claiming meanwhile would let a series of direct batches starve the queue. The wait is bounded:
         # the model serves batches in order of arrival, few batches wait, and the watchdog ends each.
-        give_up_at = trace.began + max(request.ms_left for request in batch.requests) / 1000
-        ending: Coroutine[Any, Any, None]
-        try:
-            outcomes = await self._outcomes(batch, lease, streams, slot, trace)
-            trace.ended(outcomes)
-            failpoint("batch_ran")
-            ending = self._finish(batch, lease, outcomes, give_up_at)
-        except (ModelLost, ModelHung, RunRefused) as error:
-            streams.lost()
-            cause = self._cause(error)
-            trace.lost(cause)
-            ending = self._hand_back(batch, lease, cause)
-        except BaseException:
-            lease.stop()  # A bug, or a cancelled task: the reaper requeues the batch when its lease expires.
-            raise
-        finally:
-            slot.release()
-        await self._settle(self._close(ending, lease))
+        give_up_at = claimed_at + max(request.ms_left for request in batch.requests) / 1000
+        outcomes: list[Outcome] | None = None
+        cause: ErrorCode | None = None  # Of a lost batch whose attempt is counted.
+        with self._traces.of(batch.batch_id, batch.requests, claimed_at) as trace:
+            batch = batch._replace(requests=trace.requests)
+            try:
+                outcomes = await self._outcomes(batch, lease, streams, slot, trace)
+                trace.ended(outcomes)
+                failpoint("batch_ran")
+            except (ModelLost, ModelHung, RunRefused) as error:
+                streams.lost()
+                refused = isinstance(error, RunRefused) and not error.counted
+                if not (self._execution.stopped or refused or isinstance(error, NotStarted)):
+                    cause = ErrorCode.GPU_TIMEOUT if isinstance(error, ModelHung) else ErrorCode.WORKER_LOST
+                trace.lost(cause)
+            except BaseException:
+                lease.stop()  # A bug, or a cancelled task: the reaper requeues the batch when its lease expires.
+                raise
+            finally:
+                slot.release()
+            with self._settles():
+                try:
+                    if outcomes is None:
+                        await self._hand_back(batch, lease, cause)
+                    elif lease.lost:
+                        log.warning("lease lost; result dropped", batch=batch.batch_id, size=len(batch.requests))
+                    else:
+                        self._sending()
+                        finish = partial(self._batches.finish, batch.batch_id, batch.token, outcomes)
+                        await self._retry(finish, give_up_at)  # A client may still wait until then.
+                        failpoint("batch_finished")
+                finally:
+                    await lease.close()
 
     async def _outcomes(
         self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, slot: PrefetchSlot, trace: BatchTrace
@@ -151,22 +162,6 @@ class BatchPipeline:
             raise NotStarted("The worker is stopping.")
         return await self._execution.run(batch.requests, trace.began, begins, over, streams)
 
-    def _cause(self, error: ModelLost | ModelHung | RunRefused) -> ErrorCode | None:
-        """The cause to count as an attempt; None if the batch is handed back uncounted."""
-        uncounted = isinstance(error, NotStarted) or (isinstance(error, RunRefused) and not error.counted)
-        if self._execution.stopped or uncounted:
-            return None
-        return ErrorCode.GPU_TIMEOUT if isinstance(error, ModelHung) else ErrorCode.WORKER_LOST
-
-    async def _finish(self, batch: ClaimedBatch, lease: Lease, outcomes: list[Outcome], give_up_at: float) -> None:
-        """Send the outcomes, and retry while Redis is unavailable and a client may still wait."""
-        if lease.lost:
-            log.warning("lease lost; result dropped", batch=batch.batch_id, size=len(batch.requests))
-            return
-        self._sending()
-        await self._retry(lambda: self._batches.finish(batch.batch_id, batch.token, outcomes), give_up_at)
-        failpoint("batch_finished")
-
     async def _hand_back(self, batch: ClaimedBatch, lease: Lease, cause: ErrorCode | None) -> None:
         lease.stop()
         min_left_ms = int(self._execution.service.needed_ms(len(batch.requests)))
@@ -185,7 +180,8 @@ class BatchPipeline:
             if not await self._batches.release(batch_id, token):
                 await self._batches.push_back(batch_id)
 
-        await self._retry(undo, time.monotonic() + GIVE_UP_S)
+        with self._settles():
+            await self._retry(undo, time.monotonic() + GIVE_UP_S)
 
     async def _retry(self, call: Callable[[], Awaitable[object]], give_up_at: float) -> None:
         backoff = Backoff(most_s=_SLOWEST_RETRY_S)
@@ -200,17 +196,13 @@ class BatchPipeline:
                     return
             await asyncio.sleep(delay_s)
 
-    async def _close(self, ending: Coroutine[Any, Any, None], lease: Lease) -> None:
-        try:
-            await ending
-        finally:
-            await lease.close()
-
-    async def _settle(self, ending: Coroutine[Any, Any, None]) -> None:
+    @contextmanager
+    def _settles(self) -> Iterator[None]:
+        """A batch is being settled."""
         self._settling += 1
         self._update_can_claim()
         try:
-            await ending
+            yield
         finally:
             self._settling -= 1
             self._update_can_claim()

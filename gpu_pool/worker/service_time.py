@@ -33,9 +33,7 @@ _LEAST_STEP = 0.3  # Relative to the mean; and at least this many times the usua
 _UNUSUAL = 3.0
 _STALE_AFTER = 20  # Batches of other sizes since the last one of this.
 _CONTRADICTS = 1.5  # A small batch that takes this many times as long as a larger one is no noise.
-_SUPERLINEAR = (
-    2.0  # An item of a large batch may take this many times as long as one of a small batch (caches, memory).
-)
+_SUPERLINEAR = 2.0  # An item of a large batch may take this many times as long as one of a small one (caches, memory).
 
 
 @dataclass
@@ -90,12 +88,6 @@ class _SizeClass:
         self.mean_size += weight * (size - self.mean_size)
         self.mean_ms += weight * (ms - self.mean_ms)
 
-    def percentile(self, share: float) -> float | None:
-        """By nearest rank."""
-        if len(self.samples) < SAMPLES_TRUSTED:
-            return None
-        return self.ordered[math.ceil(share * len(self.ordered)) - 1]
-
 
 class ServiceTime:
     """The measured service time of one worker's model."""
@@ -110,19 +102,17 @@ class ServiceTime:
         known = self._classes.setdefault(size.bit_length(), _SizeClass())
         known.record(size, ms)
         known.recorded_at = self._batches
-        if known.count >= _STEP_SAMPLES:
-            self._forget_contradicted(known)
-
-    def _forget_contradicted(self, fresh: _SizeClass) -> None:
-        """Drop sizes that did not run lately and whose times are impossible given the fresh one."""
+        if known.count < _STEP_SAMPLES:
+            return
+        # Drop sizes that did not run lately and whose times are impossible given this one.
         for bits, stale in list(self._classes.items()):
             if self._ran_lately(stale):
                 continue
-            if stale.mean_size < fresh.mean_size:
-                possible = stale.mean_ms <= fresh.mean_ms * _CONTRADICTS
+            if stale.mean_size < known.mean_size:
+                possible = stale.mean_ms <= known.mean_ms * _CONTRADICTS
             else:
-                most_ms = fresh.mean_ms * stale.mean_size / fresh.mean_size * _SUPERLINEAR
-                possible = fresh.mean_ms / _CONTRADICTS <= stale.mean_ms <= most_ms
+                most_ms = known.mean_ms * stale.mean_size / known.mean_size * _SUPERLINEAR
+                possible = known.mean_ms / _CONTRADICTS <= stale.mean_ms <= most_ms
             if not possible:
                 del self._classes[bits]
 
@@ -181,8 +171,11 @@ class ServiceTime:
         return max((c.mean_size for c in self._classes.values() if self._ran_lately(c)), default=0.0)
 
     def _percentile(self, size: int, share: float) -> float | None:
+        """By nearest rank."""
         known = self._classes.get(size.bit_length())
-        return known.percentile(share) if known else None
+        if known is None or len(known.samples) < SAMPLES_TRUSTED:
+            return None
+        return known.ordered[math.ceil(share * len(known.ordered)) - 1]
 
     def fit(self) -> tuple[float, float]:
         """Slope and base in ms, both at least 0."""

@@ -26,7 +26,6 @@ from scheduler.protocol.batches import (
     HANDED_BACK,
     WITHDRAWN,
     Batches,
-    ClaimedBatch,
     ClaimedRequest,
     FreeSlots,
     MemberEnd,
@@ -110,8 +109,20 @@ class SlotPipeline:
             raise
         finally:
             self._runs.is_claiming = False
-        if batch is not None and batch.requests:
-            self._begin(batch, claimed_at)
+        if batch is None or not batch.requests:
+            return
+        claimed = _Claimed(OwnedBatch(batch.batch_id, batch.token), unfinished=len(batch.requests))
+        self._claimed[batch.batch_id] = claimed
+        self._settled.clear()
+        self._renew_later()
+        self.in_flight += len(batch.requests)
+        for request in batch.requests:
+            gone_ms = (time.monotonic() - claimed_at) * 1000
+            if request.ms_left <= gone_ms or not request.body:
+                self._end(claimed, early_outcome(request, gone_ms))
+            else:
+                self._start(claimed, request, int(request.ms_left - gone_ms), claimed_at)
+        self.update()
 
     def update(self) -> None:
         """The number of free slots may have changed."""
@@ -137,21 +148,6 @@ class SlotPipeline:
             self._renewal.cancel()
         tasks = [*self._tasks, *([self._renewing] if self._renewing is not None else [])]
         await end_all(tasks)
-
-    def _begin(self, batch: ClaimedBatch, claimed_at: float) -> None:
-        claimed = _Claimed(OwnedBatch(batch.batch_id, batch.token))
-        self._claimed[batch.batch_id] = claimed
-        self._settled.clear()
-        self._renew_later()
-        claimed.unfinished = len(batch.requests)
-        self.in_flight += len(batch.requests)
-        for request in batch.requests:
-            gone_ms = (time.monotonic() - claimed_at) * 1000
-            if request.ms_left <= gone_ms or not request.body:
-                self._end(claimed, early_outcome(request, gone_ms))
-            else:
-                self._start(claimed, request, int(request.ms_left - gone_ms), claimed_at)
-        self.update()
 
     def _start(self, claimed: _Claimed, request: ClaimedRequest, left_ms: int, claimed_at: float) -> None:
         trace = self._traces.of(claimed.owned.id, [request], claimed_at)
@@ -211,17 +207,15 @@ class SlotPipeline:
         while True:
             with LoggedFaults("runs not stopped"), suppress(RedisUnavailable):
                 if (signal := await self._stops.pop()) is not None:
-                    self._stop(signal)
+                    claimed = self._claimed.values()
+                    running = {request_id: run for each in claimed for request_id, run in each.running.items()}
+                    for request_id in signal.ids:
+                        if request_id in running:
+                            self._runs.drop(running[request_id])
+                    self._runs.withdraw(to_withdraw(list(running.values()), signal))
                 backoff.reset()
                 continue
             await backoff.sleep()
-
-    def _stop(self, signal: StopSignal) -> None:
-        running = {request_id: run for each in self._claimed.values() for request_id, run in each.running.items()}
-        for request_id in signal.ids:
-            if request_id in running:
-                self._runs.drop(running[request_id])
-        self._runs.withdraw(to_withdraw(list(running.values()), signal))
 
     def _renew_later(self) -> None:
         if self._renewal is None:
@@ -287,11 +281,18 @@ class _SlotMember:
 
     def ended(self, run: SlotRun, end: SlotEnd) -> None:
         """The run is over."""
-        outcome = self._outcome(run, end)
         self._trace.over()
         if isinstance(end, Outcome):
+            outcome = end._replace(error_code=ErrorCode.CANCELLED, output="") if run.is_dropped else end
             self._trace.ended([outcome])
         else:
+            if isinstance(end, Refused):
+                code = lost(ErrorCode.WORKER_LOST) if end.counted else WITHDRAWN if run.is_withdrawn else HANDED_BACK
+            elif self._runs.stopped:
+                code = HANDED_BACK
+            else:
+                code = lost(ErrorCode.GPU_TIMEOUT if isinstance(end, ModelHung) else ErrorCode.WORKER_LOST)
+            outcome = not_run(self._request.id, code, "")
             self._trace.lost(None if outcome.error_code in (HANDED_BACK, WITHDRAWN) else ErrorCode.WORKER_LOST)
             if run.has_sent:
                 self._send(LOST, "")
@@ -302,14 +303,3 @@ class _SlotMember:
         if (target := self._target) is not None:
             request = self._request
             self._outgoing.add(target, Increment(request.id, target.nonce, request.attempt, offset, text))
-
-    def _outcome(self, run: SlotRun, end: SlotEnd) -> Outcome:
-        if isinstance(end, Outcome):
-            return end._replace(error_code=ErrorCode.CANCELLED, output="") if run.is_dropped else end
-        if isinstance(end, Refused):
-            code = lost(ErrorCode.WORKER_LOST) if end.counted else WITHDRAWN if run.is_withdrawn else HANDED_BACK
-        elif self._runs.stopped:
-            code = HANDED_BACK
-        else:
-            code = lost(ErrorCode.GPU_TIMEOUT if isinstance(end, ModelHung) else ErrorCode.WORKER_LOST)
-        return not_run(self._request.id, code, "")

@@ -34,7 +34,9 @@ SlotEnd = Outcome | Refused | TierlaneError
 
 
 class SlotRun:
-    """One request in a slot. `on_end` is called once: with its result, with Refused, or with the error that lost it."""
+    """One request in a slot. `on_end` is called once, after it was measured: with its result, with Refused, or with the error
+    that lost it.
+    """
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class SlotRun:
         on_piece: Callable[["SlotRun", Piece], None],
     ) -> None:
         self._runs = runs
-        self._on_end = on_end
+        self.on_end = on_end
         self._piece = on_piece
         self.request = request
         self.start = runs.usage.start(time.monotonic())
@@ -61,17 +63,9 @@ class SlotRun:
         self.has_sent = True
         self._piece(self, piece)
 
-    def answered(self, answer: Done | Refused) -> None:
-        """The model answered, or handed it back."""
+    def over(self, answer: Done | Refused | TierlaneError) -> None:
+        """The model answered, or handed it back, or its process is lost."""
         self._runs.over(self, answer)
-
-    def lost(self, error: TierlaneError) -> None:
-        """The model process is lost."""
-        self._runs.over(self, error)
-
-    def ended(self, end: "SlotEnd") -> None:
-        """Called by `SlotRuns`, which has measured it."""
-        self._on_end(self, end)
 
 
 def ignore_piece(_: SlotRun, __: Piece) -> None:
@@ -193,35 +187,35 @@ class SlotRuns:
         """A request has ended."""
         now = time.monotonic()
         self._runs.discard(run)
-        end: SlotEnd = answer if not isinstance(answer, Done) else self._outcome(run, answer, now)
-        if not isinstance(answer, Done):
+        end: SlotEnd
+        if isinstance(answer, Done):
+            result, life_ms = answer.results[0], (now - run.start.at_s) * 1000
+            cost_ms = self.usage.end(now, run.start, self.count)
+            if not run.is_dropped:
+                self.service.record(1, life_ms)
+                self.padding_waste += NEWEST_WEIGHT * (answer.padding_waste - self.padding_waste)
+                self._supervisor.batch_ended(judge(answer.results))
+            end = Outcome(
+                run.request.id,
+                result.error_code,
+                life_ms,
+                result.tokens_used,
+                self._supervisor.version,
+                result.output,
+                result.output_tokens,
+                result.finish_reason,
+                cost_ms,
+            )
+        else:
+            end = answer
             self.usage.leave(now)
         if not self._runs and self._watch is not None:
             self._watch.cancel()
             self._watch = None
         if isinstance(answer, ModelLost | ModelHung):
             self._supervisor.process_failed()
-        run.ended(end)
+        run.on_end(run, end)
         self.changed()
-
-    def _outcome(self, run: SlotRun, done: Done, now: float) -> Outcome:
-        result, life_ms = done.results[0], (now - run.start.at_s) * 1000
-        cost_ms = self.usage.end(now, run.start, self.count)
-        if not run.is_dropped:
-            self.service.record(1, life_ms)
-            self.padding_waste += NEWEST_WEIGHT * (done.padding_waste - self.padding_waste)
-            self._supervisor.batch_ended(judge(done.results))
-        return Outcome(
-            run.request.id,
-            result.error_code,
-            life_ms,
-            result.tokens_used,
-            self._supervisor.version,
-            result.output,
-            result.output_tokens,
-            result.finish_reason,
-            cost_ms,
-        )
 
     def _watch_again(self) -> None:
         self._watch_due = time.monotonic() + WATCH_S

@@ -59,7 +59,11 @@ class SlotUsage:
         self._ended.append(_Mark(now, self._running_s, self._busy_s, life_s))
         self._sum_s += life_s
         self._squares += life_s**2
-        needed = max(LEAST_ENDED, slots, self._needed())
+        # The requests whose mean life has the standard error ERROR; half as many more, because the tail is seen late.
+        ended = len(self._ended) - 1
+        mean = self._sum_s / ended
+        variance = self._squares / ended - mean * mean
+        needed = max(LEAST_ENDED, slots, 1.5 * variance / (ERROR * mean) ** 2 if mean > 0 else 0.0)
         while (len(self._ended) > needed + 1 and self._ended[1].at_s < now - LEAST_S) or len(self._ended) > MOST_ENDED:
             self._ended.popleft()
             self._sum_s -= self._ended[0].life_s
@@ -70,13 +74,6 @@ class SlotUsage:
         """A request ends without an answer: its time is no sample."""
         self._advance(now)
         self.running -= 1
-
-    def _needed(self) -> float:
-        """The requests whose mean life has the standard error ERROR; half as many more, because the tail is seen late."""
-        ended = len(self._ended) - 1
-        mean = self._sum_s / ended
-        variance = self._squares / ended - mean * mean
-        return 1.5 * variance / (ERROR * mean) ** 2 if mean > 0 else 0.0
 
     def mean_ms(self, now: float) -> float:
         """The mean time of a request in a slot; 0 until one has ended."""

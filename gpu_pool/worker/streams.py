@@ -10,7 +10,7 @@ its gateway may be subscribing again. A gateway fills all other gaps from the st
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gpu_pool.model_process.messages import Piece
 from scheduler.errors import RedisUnavailable
@@ -59,8 +59,17 @@ class Outgoing:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
+            self._sent_at = self._clock()
+            waiting, self._waiting, self._characters = self._waiting, {}, 0
             with LoggedFaults("increments not sent"):
-                await self._send()
+                if len(waiting) == 1:  # Without a task.
+                    (gateway_id,) = waiting
+                    await self._publish(gateway_id, waiting[gateway_id])
+                    continue
+                calls = (self._publish(gateway_id, increments) for gateway_id, increments in waiting.items())
+                for fault in await asyncio.gather(*calls, return_exceptions=True):
+                    if fault is not None:
+                        raise fault
 
     def _queue(self, gateway_id: str, increment: Increment) -> None:
         if self._characters + len(increment.text) > MOST_CHARACTERS:
@@ -74,33 +83,18 @@ class Outgoing:
         waiting[increment.id] = whole
         self._characters += len(increment.text)
 
-    async def _send(self) -> None:
-        self._sent_at = self._clock()
-        waiting, self._waiting, self._characters = self._waiting, {}, 0
-        if len(waiting) == 1:  # Without a task.
-            (gateway_id,) = waiting
-            await self._publish(gateway_id, waiting[gateway_id])
-            return
-        calls = (self._publish(gateway_id, increments) for gateway_id, increments in waiting.items())
-        for fault in await asyncio.gather(*calls, return_exceptions=True):
-            if fault is not None:
-                raise fault
-
     async def _publish(self, gateway_id: str, increments: Mapping[str, Increment]) -> None:
         try:
             received = await self._channel.publish(gateway_id, list(increments.values()))
         except RedisUnavailable:
             received = False
-        if not received:
-            self._keep(gateway_id, increments.values())
-        elif self._absent_since:
-            self._absent_since.pop(gateway_id, None)
+        if received:
+            if self._absent_since:
+                self._absent_since.pop(gateway_id, None)
+            return
 
-    def _keep(self, gateway_id: str, increments: Iterable[Increment]) -> None:
-        """Queue increments again, before those that were added since, unless the gateway has been absent for long.
-
-        They are sent with the next one, since the gateway gets the whole output at the end.
-        """
+        # Queue them again, before those that were added since, unless the gateway has been absent for long. They are sent with
+        # the next one, since the gateway gets the whole output at the end.
         now = self._clock()
         self._absent_since = {each: since for each, since in self._absent_since.items() if now - since < FORGET_S}
         if now - self._absent_since.setdefault(gateway_id, now) >= ABSENT_S:
@@ -108,7 +102,7 @@ class Outgoing:
             return
         added = self._waiting.pop(gateway_id, {}).values()
         self._characters -= sum(len(increment.text) for increment in added)
-        for increment in (*increments, *added):
+        for increment in (*increments.values(), *added):
             self._queue(gateway_id, increment)
 
 

@@ -73,7 +73,13 @@ class Sampled(BatchTrace):
         clock: Callable[[], float],
     ) -> None:
         runs = {member.id: member.run for member in members}
-        super().__init__([_with_context(request, runs.get(request.id)) for request in requests], began)
+        super().__init__(
+            [
+                request._replace(body=add_context(request.body, runs[request.id])) if request.id in runs else request
+                for request in requests
+            ],
+            began,
+        )
         self._spans = spans
         self._members = members
         self._clock = clock
@@ -115,24 +121,20 @@ class Sampled(BatchTrace):
             "batch", batch, first, self.began, self._clock(), self._attributes,
             SpanRole.CONSUMER, links, remote=True, failed=self._failed,
         )  # fmt: skip
-        self._spans([span, *self._runs(batch)])
-
-    def _runs(self, batch: Context) -> list[Span]:
-        if self._ran is None:
-            return []
-        began, ended = self._ran
-        first = self._members[0]
-        spans = [self._run(first, batch, began, ended, [])]
-        return spans + [self._run(each, each.request, began, ended, [batch]) for each in self._members[1:]]
-
-    def _run(self, member: _Member, parent: Context, began: float, ended: float, links: list[Context]) -> Span:
-        attributes: dict[str, str | int | float] = {"tierlane.request_id": member.id}
-        if code := self._codes.get(member.id):
-            attributes["error.type"] = code
-        failed = self._failed or bool(code and code not in CHARGED_FAILURES)
-        return Span(
-            "infer", member.run, parent, began, ended, attributes, links=links, remote=bool(links), failed=failed
-        )
+        spans = [span]
+        if self._ran is not None:
+            began, ended = self._ran
+            for at, member in enumerate(self._members):
+                attributes: dict[str, str | int | float] = {"tierlane.request_id": member.id}
+                if code := self._codes.get(member.id):
+                    attributes["error.type"] = code
+                failed = self._failed or bool(code and code not in CHARGED_FAILURES)
+                parent, links = (member.request, [batch]) if at else (batch, [])
+                run = Span(
+                    "infer", member.run, parent, began, ended, attributes, links=links, remote=bool(at), failed=failed
+                )
+                spans.append(run)
+        self._spans(spans)
 
 
 class BatchTraces:
@@ -169,7 +171,3 @@ def sampled(requests: Sequence[ClaimedRequest]) -> list[_Member]:
         if context is not None and context.sampled and context not in found and len(found) < MOST_MEMBERS:
             found[context] = _Member(request.id, context, Context(context.trace_id, new_span_id()))
     return list(found.values())
-
-
-def _with_context(request: ClaimedRequest, run: Context | None) -> ClaimedRequest:
-    return request if run is None else request._replace(body=add_context(request.body, run))

@@ -21,7 +21,7 @@ from gpu_pool.config import WorkerConfig, secrets_of
 from gpu_pool.model_process.backend_registry import check_form
 from gpu_pool.model_process.launch import ModelLaunch
 from gpu_pool.model_process.supervisor import ModelSupervisor
-from gpu_pool.report import WorkerReading, report_of
+from gpu_pool.report import with_measurements
 from gpu_pool.worker.cell_link import BLOCK_S, CellLink
 from gpu_pool.worker.direct_batches import DirectBatches
 from gpu_pool.worker.direct_server import DirectEndpoint
@@ -102,9 +102,8 @@ class Worker:
         self._traces = BatchTraces(spans, config.worker_id, config.pool)
         self._direct = DirectBatches(self._execution, self._supervisor, self._rejects_batches, self._traces)
         self._decision = MoveDecision(config.redis_url)
-        self._servers: dict[
-            str, str
-        ] = {}  # URLs of cells that responded, with the scheme of a cluster if they are one.
+        self._servers: dict[str, str] = {}
+        """URLs of cells that responded, with the scheme of a cluster if they are one."""
         self._destination: str | None = None  # The URL of the cell to which the worker is about to move.
         self._popping = False
         self._pop_ended: asyncio.Future[None] | None = None  # Of the pop that is being ended for a move.
@@ -161,7 +160,18 @@ class Worker:
             await self._finish_running(pump)
         finally:
             await end_all([pump, trials, *([self._ending_pop] if self._ending_pop else [])])
-            await self._shut_down()
+            links = self._links
+            await asyncio.gather(*(link.cancel() for link in links))
+            self._gpu.stop()
+            await self._endpoint.close()
+            await self._direct.close()
+            leaving = [task for _, task in self._left.values()]
+            if leaving:
+                await asyncio.wait(leaving, timeout=LEAVE_S)
+                await end_all(leaving)
+            # A lost worker must be visible in health.
+            await asyncio.gather(*(link.close(deregister=not self._broken) for link in links))
+            await self._supervisor.close()
         if self._supervisor.start_error is not None:
             raise self._supervisor.start_error
         log.info("worker drained", worker=self._config.worker_id)
@@ -184,8 +194,16 @@ class Worker:
             try:
                 if not await self._may_claim():
                     self._destination = None
-                    await self._leave_lost_cell()
-                elif (url := await self._decided_now()) is not None:
+                    since, model = self._link.heartbeat.failing_since, self._supervisor.model
+                    # The Redis of this cell has not responded for LOST_S; another cell may be known.
+                    is_lost = since is not None and time.monotonic() - since >= LOST_S and model is not None
+                    if is_lost and (url := self._decision.refuge(self._link.cell)) is not None:
+                        await self._move(url)
+                    continue
+                if self._destination is None and self._decision.would_draw(time.monotonic()):
+                    # The present document decides: others may have moved by the last one.
+                    self._decision.receive(await self._link.presence.moves())
+                if (url := self._decided()) is not None:
                     await self._move(url)
                 else:
                     await self._next_batch()
@@ -252,31 +270,23 @@ class Worker:
             ending = self._end_pop(link, self._pop_ended, time.monotonic() + BLOCK_S)
             self._ending_pop = asyncio.create_task(ending, name="end pop")
 
-    async def _decided_now(self) -> str | None:
-        """As `_decided`, by the present document if the last one lets the worker move: others may have moved by that one."""
-        if self._destination is None and self._decision.would_draw(time.monotonic()):
-            self._decision.receive(await self._link.presence.moves())
-        return self._decided()
-
     def _decided(self) -> str | None:
         """The URL of the cell to which the worker moves now; None: it stays."""
         if self._destination is None:
             self._destination = self._decision.destination(time.monotonic())
         return self._destination
 
-    async def _leave_lost_cell(self) -> None:
-        """Move to another cell if this one has not responded for LOST_S and another one is known."""
-        since = self._link.heartbeat.failing_since
-        if since is None or time.monotonic() - since < LOST_S or self._supervisor.model is None:
-            return
-        if (url := self._decision.refuge(self._link.cell)) is not None:
-            await self._move(url)
-
     async def _move(self, url: str) -> None:
         """Serve another cell from now on; batches of this one end meanwhile. If its Redis does not respond, stay here."""
         self._destination, began, old = None, time.monotonic(), self._link
-        if not await self._forget_link(cell_of(url)):
-            return
+        link, leaving = self._left.get(cell_of(url), (None, None))
+        if link is not None and leaving is not None:
+            # A former link to that cell could deregister the worker later.
+            if link.in_flight:
+                return
+            del self._left[link.cell]
+            await end_all([leaving])
+            await link.close()
         server = self._servers.get(url) or await server_url(url)
         new = self._new_link(server)
         if not old.heartbeat.free.is_set():
@@ -310,20 +320,11 @@ class Worker:
         self._left[link.cell] = (link, leaving)
         leaving.add_done_callback(ended)
 
-    async def _forget_link(self, cell: str) -> bool:
-        """Close a former link to this cell, which could deregister the worker later; False while it has batches."""
-        link, leaving = self._left.get(cell, (None, None))
-        if link is None or leaving is None:
-            return True
-        if link.in_flight:
-            return False
-        del self._left[cell]
-        await end_all([leaving])
-        await link.close()
-        return True
-
     async def _finish_running(self, pump: "asyncio.Task[None]") -> None:
-        """Leases are renewed and heartbeats report "draining" until the last batch is settled."""
+        """Wait until everything that was claimed is settled, at most for the drain time, or until `stop` or a loss of Redis.
+
+        Meanwhile leases are renewed and heartbeats report "draining".
+        """
         self._supervisor.stop()
         self._endpoint.drain()
         self._idle = False
@@ -335,17 +336,15 @@ class Worker:
             drain_s = min(BROKEN_DRAIN_S, drain_s)
         until = time.monotonic() + drain_s
         await self._end_pop(self._link, pump, time.monotonic() + min(END_POPS_S, drain_s))
-        await self._work_ended(until)
-        self._execution.stop()
-        await self._settled(SETTLE_S)
-
-    async def _work_ended(self, until: float) -> None:
-        """Wait until everything that was claimed is settled, at most until `until`, `stop`, or a loss of Redis."""
         work = asyncio.create_task(self._settled(None))
         hurried = asyncio.create_task(_event(self._hurried))
         looks = 0
         try:
-            while (left_s := until - time.monotonic()) > 0 and not self._results_lost():
+            while (left_s := until - time.monotonic()) > 0:
+                since = self._link.heartbeat.failing_since
+                runs = self._execution.running or self._execution.slots.usage.running or self._direct.in_flight
+                if not runs and since is not None and time.monotonic() - since > REDIS_AWAY_S:
+                    break  # Redis has not responded for so long that the reaper has what ended.
                 if (open_requests := self._open_requests) and looks % REPORT_EVERY == 0:
                     log.info("worker draining", open=open_requests, left_s=round(left_s))
                 looks += 1
@@ -353,21 +352,17 @@ class Worker:
                     [work, hurried], timeout=min(LOOK_S, left_s), return_when=asyncio.FIRST_COMPLETED
                 )
                 if ended:
-                    return
+                    break
         finally:
             await end_all([work, hurried])
             if self._open_requests:
                 log.warning("drain ended early; requests are returned to the queue", open=self._open_requests)
+        self._execution.stop()
+        await self._settled(SETTLE_S)
 
     @property
     def _open_requests(self) -> int:
         return sum(link.in_flight for link in self._links) + self._direct.in_flight
-
-    def _results_lost(self) -> bool:
-        """Whether nothing runs, and Redis has not responded for so long that the reaper has what ended."""
-        since = self._link.heartbeat.failing_since
-        runs = self._execution.running or self._execution.slots.usage.running or self._direct.in_flight
-        return not runs and since is not None and time.monotonic() - since > REDIS_AWAY_S
 
     @property
     def _links(self) -> list[CellLink]:
@@ -383,20 +378,6 @@ class Worker:
                 await link.ready.unblock()
             await asyncio.wait([ended], timeout=min(END_POP_S, left_s))
 
-    async def _shut_down(self) -> None:
-        links = self._links
-        await asyncio.gather(*(link.cancel() for link in links))
-        self._gpu.stop()
-        await self._endpoint.close()
-        await self._direct.close()
-        leaving = [task for _, task in self._left.values()]
-        if leaving:
-            await asyncio.wait(leaving, timeout=LEAVE_S)
-            await end_all(leaving)
-        # A lost worker must be visible in health.
-        await asyncio.gather(*(link.close(deregister=not self._broken) for link in links))
-        await self._supervisor.close()
-
     def _state_changed(self, *, at_once: bool = True) -> None:
         if self._supervisor.start_error is not None:
             self.drain()
@@ -409,8 +390,7 @@ class Worker:
         """The current report to a cell; the same object if nothing has changed."""
         execution = self._execution
         if link.left:
-            reading = self._reading("draining", link.in_flight, 0.0, "")
-            return report_of(self._config, execution, reading)
+            return with_measurements(self._report("draining", link.in_flight, 0.0, ""), execution)
         in_flight = link.in_flight + self._direct.in_flight
         report, address = self._last_report, self._endpoint.address
         begun = execution.batches + execution.slots.started
@@ -418,26 +398,33 @@ class Worker:
         if unchanged and report is not None and report.direct == address:
             return report
         self._batches_reported = begun
-        share = self._busy_share(time.monotonic())
-        reading = self._reading(self._status(), in_flight, share, address)
-        changing = (begun, reading, execution.slots.count, execution.slots.free)
+        now, slots = time.monotonic(), execution.slots
+        share = min(1.0, slots.usage.recent_running(now) / slots.count) if slots.count else execution.busy.share(now)
+        report = self._report(self._status(), in_flight, share, address)
+        changing = (begun, report, slots.count, slots.free)
         if self._last_report is None or changing != self._changing:
-            self._changing, self._last_report = changing, report_of(self._config, execution, reading)
+            self._changing, self._last_report = changing, with_measurements(report, execution)
         self._idle = not share and not in_flight
         return self._last_report
 
-    def _reading(self, status: str, in_flight: int, share: float, address: str) -> WorkerReading:
-        return WorkerReading(
-            status,
-            share,
-            in_flight,
-            self._supervisor.version,
-            address,
-            self._gpu.reading,
-            self._supervisor.pid,
-            self._execution.slow_model.model_ms,
-            self._supervisor.context_tokens,
-            self._supervisor.reason,
+    def _report(self, status: str, in_flight: int, share: float, address: str) -> WorkerReport:
+        """A report without measurements; `share` (0..1) is the busy share of the model."""
+        return WorkerReport(
+            id=self._config.worker_id,
+            status=status,
+            utilization=share,
+            in_flight=in_flight,
+            rps=0.0,
+            service_p95_ms=0.0,
+            backend=self._config.backend,
+            model_version=self._supervisor.version,
+            direct=address,
+            gpu=self._gpu.reading,
+            model_pid=self._supervisor.pid,
+            model_ms=round(self._execution.slow_model.model_ms, 1),
+            timeout_ms=self._config.gpu_timeout_ms,
+            context_tokens=self._supervisor.context_tokens,
+            reason=self._supervisor.reason,
         )
 
     def _rejects_batches(self) -> bool:
@@ -450,23 +437,14 @@ class Worker:
             return "draining"
         if not self._gpu.usable.is_set():
             return "down"
-        if (status := self._model_status()) != "ready":
-            return status
-        if not self._link.heartbeat.free.is_set():
-            return "cordoned"
-        return "busy" if self._execution.running or self._execution.slots.usage.running else "ready"
-
-    def _busy_share(self, now: float) -> float:
-        slots = self._execution.slots
-        return (
-            min(1.0, slots.usage.recent_running(now) / slots.count) if slots.count else self._execution.busy.share(now)
-        )
-
-    def _model_status(self) -> str:
         status = self._supervisor.status
         if self._execution.slow_model.confirmed and status in SLOW_OVER:
             return "slow"
-        return "starting" if status == "ready" and not self._trials.usable.is_set() else status
+        if status != "ready" or not self._trials.usable.is_set():
+            return "starting" if status == "ready" else status
+        if not self._link.heartbeat.free.is_set():
+            return "cordoned"
+        return "busy" if self._execution.running or self._execution.slots.usage.running else "ready"
 
 
 async def _event(event: asyncio.Event) -> None:

@@ -213,11 +213,8 @@ class SlotRecord:
     def on_piece(self, piece: Piece) -> None:
         self.pieces.append(piece.text)
 
-    def answered(self, answer: Done | Refused) -> None:
+    def over(self, answer: Done | Refused | TierlaneError) -> None:
         self.end = answer
-
-    def lost(self, error: TierlaneError) -> None:
-        self.end = error
 
 
 @pytest.mark.parametrize("name", ["tiny", "faulty_models:Answers"])

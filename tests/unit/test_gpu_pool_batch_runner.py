@@ -7,7 +7,7 @@ import pytest
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult, Padding
 from gpu_pool.backends.simulated import SimulatedBackend
 from gpu_pool.model_process.batch_runner import BatchRunner
-from gpu_pool.model_process.device_errors import DeviceLost, is_out_of_memory, is_sticky
+from gpu_pool.model_process.device_errors import DeviceLost, is_out_of_memory, raise_if_lost
 
 
 class AcceleratorError(RuntimeError):
@@ -111,7 +111,13 @@ def test_sticky_device_error_ends_the_process() -> None:
 )
 def test_device_errors_are_recognised(error: Exception, sticky: bool, memory: bool) -> None:
     """Any CUDA error except out-of-memory is sticky; other exceptions belong to the input."""
-    assert (is_sticky(error), is_out_of_memory(error)) == (sticky, memory)
+    try:
+        raise_if_lost(error)
+    except DeviceLost:
+        lost = True
+    else:
+        lost = False
+    assert (lost, is_out_of_memory(error)) == (sticky, memory)
 
 
 @pytest.mark.parametrize(

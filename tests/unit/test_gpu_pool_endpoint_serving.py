@@ -9,7 +9,7 @@ import pytest
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.backends.openai_endpoint.serving import EndpointServing
-from gpu_pool.model_process.listeners import SlotListeners
+from gpu_pool.model_process.listeners import AT_ONCE_S, Listeners
 from gpu_pool.model_process.messages import Done, Drop, ModelMessage, Refused, Run, Withdraw, WorkerMessage
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, Task, encode_payload
@@ -41,7 +41,7 @@ class Serving(EndpointServing):
     def __init__(self) -> None:
         self.sent: list[ModelMessage] = []
         self.endpoint = SilentEndpoint()
-        super().__init__(self.endpoint, SlotListeners(lambda _: None), 0)  # type: ignore[arg-type]
+        super().__init__(self.endpoint, Listeners(lambda _: None, AT_ONCE_S), 0)  # type: ignore[arg-type]
 
     def send(self, message: ModelMessage) -> None:
         self.sent.append(message)

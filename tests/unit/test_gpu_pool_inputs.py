@@ -1,15 +1,13 @@
 """Inputs of a batch in the model process: decoding, deadlines, and the stream listeners."""
 
-import math
 from collections.abc import Sequence
 from zlib import crc32
 
 import pytest
 
 from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.model_process.deadlines import deadlines, stream_deadlines
-from gpu_pool.model_process.inputs import read_items, run_readable, with_late
-from gpu_pool.model_process.listeners import PIECES_EVERY_S, Listeners, SlotListeners
+from gpu_pool.model_process.inputs import deadlines, in_time, read_items, run_readable
+from gpu_pool.model_process.listeners import AT_ONCE_S, PIECES_EVERY_S, Listeners
 from gpu_pool.model_process.messages import Piece, Pieces, Run
 from scheduler.payload import Payload, Task, encode_payload
 
@@ -31,10 +29,10 @@ def test_item_has_all_stored_fields() -> None:
     """A body that cannot be decoded is None at its position."""
     stored = Payload("m", "hello", {"seed": 1}, Task.CHAT).with_target("", 3, "c")
 
-    item, unreadable = read_items([encode_payload(stored), b"junk"], lambda *_: Listener(), [5.0, 6.0])
+    item, unreadable = read_items(Run(1, 10_000, [encode_payload(stored), b"junk"]), lambda *_: Listener(), 5.0)
 
     assert unreadable is None
-    assert item == Item("hello", {"seed": 1}, Task.CHAT, None, 5.0, 3, None, crc32(b"c"))
+    assert item == Item("hello", {"seed": 1}, Task.CHAT, None, 14.5, 3, None, crc32(b"c"))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +44,7 @@ def test_deadline_is_the_item_s_or_the_batch_s(left_ms: list[int], expected: lis
 
 
 def test_stream_deadline_does_not_depend_on_the_batch_budget() -> None:
-    """A stream is limited by its own time; other items by the batch budget; without deadlines there is no limit."""
+    """A stream is limited by its own time; other items by the batch budget, also if their own times are unknown."""
     run, items = Run(1, 3000, [STREAM, b"junk", BODY], [9000, 9000, 9000]), list[Item]()
     listened: list[float] = []
 
@@ -58,11 +56,11 @@ def test_stream_deadline_does_not_depend_on_the_batch_budget() -> None:
         listened.append(until)
         return Listener()
 
-    results = run_readable(run.bodies, model, listen, deadlines(run, 100.0), stream_deadlines(run, 100.0))
-    run_readable([BODY], model, listen)
+    results = run_readable(run, model, listen, 100.0)
+    run_readable(Run(2, 3000, [BODY]), model, listen, 200.0)
 
     assert [result.error_code for result in results] == ["", "invalid_request", ""]
-    assert [item.until for item in items] == pytest.approx([108.9, 102.85, math.inf])
+    assert [item.until for item in items] == pytest.approx([108.9, 102.85, 202.85])
     assert listened == pytest.approx([108.9])
 
 
@@ -77,7 +75,7 @@ def test_stream_deadline_does_not_depend_on_the_batch_budget() -> None:
 )
 def test_late_stream_is_charged_for_what_was_sent(result: ItemResult, code: str, tokens: int) -> None:
     """The stream fails; delivered tokens are charged, and nothing is charged if nothing was delivered."""
-    (late,) = run_readable([STREAM], lambda _: [result], lambda *_: Listener(late=True))
+    (late,) = run_readable(Run(1, 3000, [STREAM]), lambda _: [result], lambda *_: Listener(late=True), 100.0)
 
     assert (late.error_code, late.tokens_used) == (code, tokens)
 
@@ -89,7 +87,7 @@ def test_late_stream_without_a_text_is_free() -> None:
     )
     item = Item(image, task=Task.CHAT_DOCUMENT, listener=Listener(late=True))
 
-    (late,) = with_late([item], [ItemResult('{"choices":[{"delta":{"role":"assistant"}}]}\n')])
+    late = in_time(item, ItemResult('{"choices":[{"delta":{"role":"assistant"}}]}\n'))
 
     assert (late.error_code, late.tokens_used) == ("deadline_exceeded", 0)
 
@@ -100,7 +98,7 @@ class Steps:
     def __init__(self) -> None:
         self.now = 100.0
         self.sent: list[Pieces] = []
-        self.listeners = Listeners(self.sent.append, lambda: self.now)
+        self.listeners = Listeners(self.sent.append, PIECES_EVERY_S, lambda: self.now)
         self.listeners.begin(7)
 
     def step(self, seconds: float) -> None:
@@ -158,7 +156,7 @@ def test_item_that_runs_again_starts_at_zero() -> None:
 def test_requests_with_slots_send_text_when_it_comes() -> None:
     """All text between two steps is one frame, without a wait; a request that ended or left sends nothing more."""
     sent = list[Pieces]()
-    listeners = SlotListeners(sent.append, lambda: 100.0)
+    listeners = Listeners(sent.append, AT_ONCE_S, lambda: 100.0)
     a, b, c = (listeners.listen(seq, f"g n{seq}") for seq in (4, 5, 9))
 
     a.emit(0, "x")
@@ -167,9 +165,9 @@ def test_requests_with_slots_send_text_when_it_comes() -> None:
     a.emit(1, "1")
     b.emit(1, "2")
     c.emit(0, "3")
-    listeners.drop(5)
+    listeners.drop(0, [5])
     listeners.end(9)
-    listeners.drop(9)
+    listeners.drop(0, [9])
     listeners.flush()
     listeners.flush()
 

@@ -83,10 +83,12 @@ async def test_text_without_a_subscriber_goes_again_with_the_next(
     now = [0.0]
     channel = Channel(*script)
     outgoing = Outgoing(channel, lambda: now[0])  # type: ignore[arg-type]
+    task = asyncio.create_task(outgoing.run())
     for place, at in enumerate(times):
         now[0] = at
         outgoing.add(IncrementTarget("g", "n"), inc("abcdefgh"[2 * place : 2 * place + 2], 2 * place))
-        await outgoing._send()
+        await eventually(lambda place=place: len(channel.messages) == place + 1, "the message")
+    await end_all([task])
 
     assert ["".join(each.text for each in message) for message in channel.messages] == sent
 

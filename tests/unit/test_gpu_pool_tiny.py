@@ -115,13 +115,13 @@ def test_tokens_are_bytes_and_long_prompts_keep_their_end(model: TinyModel) -> N
 )
 def test_text_ends_before_the_earliest_stop_string(drawn: str, stops: tuple[str, ...], text: str) -> None:
     """Byte by byte; the model's own end mark is no text and is not counted."""
-    row = TinySequence([BEGIN], GenerationParameters(stop=stops), [])
+    row = TinySequence([BEGIN], GenerationParameters(stop=stops), None)
     for byte in drawn.encode():
         if row.finished is None:
             row.take(byte)
     assert (row.result().text, row.finished) == (text, "stop")
 
-    row = TinySequence([BEGIN, 97], GenerationParameters(), [])
+    row = TinySequence([BEGIN, 97], GenerationParameters(), None)
     for token in (98, END):
         row.take(token)
     assert row.result() == Generation("b", 1, 1, "stop")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -41,35 +42,6 @@ class PromptRefused(ValueError):
     """The tokenizer or its template cannot make a prompt; the message is a sentence for the client."""
 
 
-class PromptReader:
-    """Makes the tokens of prompts. `first`: the token of an empty prompt, since a model needs one."""
-
-    def __init__(self, tokenizer: Any, first: int) -> None:
-        self._tokenizer = tokenizer
-        self._first = first
-        self._templated = bool(getattr(tokenizer, "chat_template", None))
-
-    def tokens(self, item: Item) -> list[int]:
-        """The prompt, at least one token. Raises PromptRefused."""
-        text = prompt_of(item, self._template if self._templated else named_turns)
-        # A template adds the special tokens itself.
-        own_marks = item.task is Task.CHAT and self._templated
-        text = text.encode("utf-8", errors="replace").decode()  # The tokenizer takes no lone surrogates.
-        ids: list[int] = self._tokenizer(text, add_special_tokens=not own_marks)["input_ids"]
-        return ids or [self._first]
-
-    def _template(self, messages: Sequence[PromptMessage]) -> str:
-        # `developer` is OpenAI's newer name for `system`, which templates know.
-        turns = [
-            {"role": "system" if message.role == "developer" else message.role, "content": message.content}
-            for message in messages
-        ]
-        try:
-            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-        except Exception as error:
-            raise PromptRefused("The model's chat template does not take these messages.") from error
-
-
 class CausalModel:
     """The loaded model. Not thread-safe. `context`: the most tokens of a row, prompt included."""
 
@@ -94,8 +66,11 @@ class CausalModel:
         self.context_tokens = context if context < ENDLESS else 0
         self._exact = network.dtype == torch.float32
         self._clock = clock
+        self._decode = partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         begins = tokenizer.bos_token_id
-        self._reader = PromptReader(tokenizer, int(begins) if begins is not None else min(ends, default=0))
+        # A model needs at least one token, also of an empty prompt.
+        self._first = int(begins) if begins is not None else min(ends, default=0)
+        self._templated = bool(getattr(tokenizer, "chat_template", None))
 
     def texts(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
         """A text for each item. Raises InvalidOutput if the network computes NaN or infinity."""
@@ -120,9 +95,13 @@ class CausalModel:
         if isinstance(parameters, ItemResult):
             return parameters
         try:
-            tokens = self._reader.tokens(item)
+            text = prompt_of(item, self._template if self._templated else named_turns)
         except PromptRefused as error:
             return ItemResult(str(error), 0, ErrorCode.INVALID_REQUEST)
+        text = text.encode("utf-8", errors="replace").decode()  # The tokenizer takes no lone surrogates.
+        # A template adds the special tokens itself.
+        own_marks = item.task is Task.CHAT and self._templated
+        tokens = self._tokenizer(text, add_special_tokens=not own_marks)["input_ids"] or [self._first]
         room = self._context - len(tokens)
         if room < 1:
             overflow = ContextOverflow(len(tokens), self._context - 1)
@@ -130,6 +109,13 @@ class CausalModel:
         parameters = replace(parameters, max_tokens=min(parameters.max_tokens, room))
         return HfSequence(tokens, parameters, self._ends, self._decode, listener=item.listener)
 
-    def _decode(self, tokens: Sequence[int]) -> str:
-        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(text)
+    def _template(self, messages: Sequence[PromptMessage]) -> str:
+        # `developer` is OpenAI's newer name for `system`, which templates know.
+        turns = [
+            {"role": "system" if message.role == "developer" else message.role, "content": message.content}
+            for message in messages
+        ]
+        try:
+            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except Exception as error:
+            raise PromptRefused("The model's chat template does not take these messages.") from error

@@ -80,13 +80,19 @@ class RowGroup:
 
     def read_next(self) -> tuple[list[HfSequence], Tensor]:
         """The rows, and scores of their next tokens after one more token of each."""
-        self._close_gaps()
+        # Free places are removed once they have cost as much as a step: the removal copies the cache.
+        live = [place for place, row in enumerate(self.rows) if row is not None]
+        self._vain = self._vain + len(self.rows) - len(live) if len(live) < len(self.rows) else 0
+        if self._vain >= len(self.rows):
+            chosen = torch.tensor(live, device=self._scoring.device)
+            self._mask = self._mask[chosen]
+            self._cache.batch_select_indices(chosen)
+            self.rows, self._vain = [self.rows[place] for place in live], 0
         tokens = [[row.tokens[-1] if row is not None else 0] for row in self.rows]
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         scores = self._score(torch.tensor(tokens, device=self._scoring.device))
-        live = [place for place, row in enumerate(self.rows) if row is not None]
         rows = [row for row in self.rows if row is not None]
-        return rows, scores if len(live) == len(self.rows) else scores[live]
+        return rows, scores if len(rows) == len(self.rows) else scores[live]
 
     def can_join(self, other: RowGroup) -> bool:
         """Whether `join` is possible."""
@@ -127,17 +133,6 @@ class RowGroup:
     def _score(self, ids: Tensor) -> Tensor:
         scores, self._cache = self._scoring.score(ids, self._mask, self._cache)
         return scores
-
-    def _close_gaps(self) -> None:
-        """Remove free places once they have cost as much as a step: the removal copies the cache."""
-        live = [place for place, row in enumerate(self.rows) if row is not None]
-        self._vain = self._vain + len(self.rows) - len(live) if len(live) < len(self.rows) else 0
-        if self._vain < len(self.rows):
-            return
-        chosen = torch.tensor(live, device=self._scoring.device)
-        self._mask = self._mask[chosen]
-        self._cache.batch_select_indices(chosen)
-        self.rows, self._vain = [self.rows[place] for place in live], 0
 
 
 def _is_padded(cache: Any) -> bool:

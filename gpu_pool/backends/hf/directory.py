@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gpu_pool.backends.hf.json_file import Unusable, read_object
 from gpu_pool.backends.hf.sentence_layout import SentenceLayout, read_layout
@@ -46,61 +45,44 @@ def read_directory(path: Path) -> ModelDirectory:
     sentences = read_layout(path)
     folder = path if sentences is None else sentences.folder
     config = read_object(folder / "config.json")
-    if sentences is None:
-        _check_causal(config)
-    weights = _weights(folder)
-    if not any((folder / name).is_file() for name in TOKENIZERS):
-        raise Unusable(f"it has no tokenizer, such as {TOKENIZERS[0]}")
-    return ModelDirectory(path, folder, sentences, f"{path.resolve().name}-{_digest(folder, weights)}")
-
-
-def _check_causal(config: dict[str, Any]) -> None:
     names = config.get("architectures") or ["none"]
-    if config.get("is_encoder_decoder") or not _CAUSAL.search(str(names[0])):
+    if sentences is None and (config.get("is_encoder_decoder") or not _CAUSAL.search(str(names[0]))):
         raise Unusable(
             f"its architecture is {names[0]}: a causal language model is needed, or the layout of "
             "sentence-transformers with its modules.json"
         )
+    weights = _weights(folder)
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise Unusable(f"it has no tokenizer, such as {TOKENIZERS[0]}")
+    # Weights may have many GB, so only the size, header and end of a file are hashed.
+    texts = (folder / name for name in ("config.json", "generation_config.json", *TOKENIZERS))
+    parts = [text.read_bytes() for text in texts if text.is_file()]
+    for weight_path in weights:
+        size = weight_path.stat().st_size
+        with weight_path.open("rb") as file:
+            header = int.from_bytes(file.read(_HEADER_BYTES), "little")
+            parts.append(size.to_bytes(8, "little") + file.read(min(header, size)))
+            file.seek(max(0, size - _TAIL_BYTES))
+            parts.append(file.read())
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return ModelDirectory(path, folder, sentences, f"{path.resolve().name}-{digest.hexdigest()[:8]}")
 
 
 def _weights(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
-        return _shards(folder)
+        named = read_object(folder / INDEX).get("weight_map")
+        if not isinstance(named, dict) or not named:
+            raise Unusable(f"{INDEX} names no files")
+        shards = [folder / Path(str(name)).name for name in sorted(set(named.values()))]
+        for shard in shards:
+            if not shard.is_file():
+                raise Unusable(f"{shard.name}, which {INDEX} names, is missing")
+        return shards
     pickles = [path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))]
     if pickles:
         raise Unusable(f"its weights are a pickle ({pickles[0]}), which could run code: convert them to safetensors")
     raise Unusable(f"it has no {WEIGHTS}")
-
-
-def _shards(folder: Path) -> list[Path]:
-    named = read_object(folder / INDEX).get("weight_map")
-    if not isinstance(named, dict) or not named:
-        raise Unusable(f"{INDEX} names no files")
-    shards = [folder / Path(str(name)).name for name in sorted(set(named.values()))]
-    for shard in shards:
-        if not shard.is_file():
-            raise Unusable(f"{shard.name}, which {INDEX} names, is missing")
-    return shards
-
-
-def _digest(folder: Path, weights: list[Path]) -> str:
-    """Eight hex digits. Weights may have many GB, so only the size, header and end of a file are hashed."""
-    digest = hashlib.sha256()
-    for part in _hashed_parts(folder, weights):
-        digest.update(hashlib.sha256(part).digest())
-    return digest.hexdigest()[:8]
-
-
-def _hashed_parts(folder: Path, weights: list[Path]) -> Iterator[bytes]:
-    for name in ("config.json", "generation_config.json", *TOKENIZERS):
-        if (folder / name).is_file():
-            yield (folder / name).read_bytes()
-    for path in weights:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            header = int.from_bytes(file.read(_HEADER_BYTES), "little")
-            yield size.to_bytes(8, "little") + file.read(min(header, size))
-            file.seek(max(0, size - _TAIL_BYTES))
-            yield file.read()

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from gpu_pool.backends.backend import TOO_LATE, InvalidOutput, Item, ItemResult
 from gpu_pool.backends.hf.sentence_layout import Pooling, SentenceLayout
+from gpu_pool.backends.stepping import RowLoop
 from scheduler.errors import ErrorCode
 from scheduler.vectors import write_vector
 
@@ -48,8 +49,9 @@ class EmbeddingModel:
         self._longest = longest
         self._clock = clock
 
-    def loop(self) -> None:
+    def loop(self) -> RowLoop[Any] | None:
         """None: a vector takes one pass, and texts of one length in one pass save padding, so batches are better."""
+        return None
 
     def texts(self, items: Sequence[Item], _progress: Callable[[], None]) -> list[ItemResult]:
         """Rejected: the model generates no text."""
@@ -73,13 +75,11 @@ class EmbeddingModel:
         self._embed(self._read(["The", "Once upon a time"]))
 
     def _read(self, texts: Sequence[str]) -> list[list[int]]:
-        readable = [self._readable(text) for text in texts]
+        readable = [text.encode("utf-8", errors="replace").decode() for text in texts]  # Without lone surrogates.
+        if self._layout.lower_case:
+            readable = [text.lower() for text in readable]
         read: list[list[int]] = self._tokenizer(readable, truncation=True, max_length=self._longest)["input_ids"]
         return read
-
-    def _readable(self, text: str) -> str:
-        whole = text.encode("utf-8", errors="replace").decode()  # The tokenizer takes no lone surrogates.
-        return whole.lower() if self._layout.lower_case else whole
 
     @torch.inference_mode()
     def _embed(self, read: Sequence[list[int]]) -> list[ItemResult]:

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.device import select_device
 from gpu_pool.backends.hf.causal import ENDLESS, CausalModel
 from gpu_pool.backends.hf.directory import ModelDirectory
 from gpu_pool.backends.hf.embedding import EmbeddingModel
 from gpu_pool.backends.hf.json_file import Unusable
-from gpu_pool.backends.stepping import RowLoop
 
 SAFELY: Final = {"local_files_only": True, "trust_remote_code": False}
 UNUSED: Final = ("pooler.",)
 """Weights that an embedding model may lack, since its pooling is another."""
+HfModel = CausalModel | EmbeddingModel
+"""The loaded model of a directory, of either kind."""
 _FAULTS: Final = (OSError, ValueError, ImportError, KeyError, SafetensorError)
 """Errors of transformers for a directory that it cannot read. A failing device raises RuntimeError."""
-
-
-class HfModel(Protocol):
-    """The loaded model of a directory, of either kind. `context_tokens`: of prompt and output together; 0: no such limit."""
-
-    @property
-    def context_tokens(self) -> int: ...
-
-    def texts(self, items: Sequence[Item], progress: Callable[[], None], /) -> list[ItemResult]: ...
-
-    def vectors(self, items: Sequence[Item], progress: Callable[[], None], /) -> list[ItemResult]: ...
-
-    def loop(self) -> RowLoop[Any] | None: ...
-
-    def warmup(self) -> None: ...
 
 
 def load_model(found: ModelDirectory, device: str, dtype: str, threads: int) -> HfModel:
@@ -53,7 +38,12 @@ def load_model(found: ModelDirectory, device: str, dtype: str, threads: int) -> 
     tokenizer = _load(lambda: AutoTokenizer.from_pretrained(found.folder, **SAFELY), "its tokenizer")
     if found.sentences is None:
         network = _network(AutoModelForCausalLM, found, place, dtype)
-        return CausalModel(network, tokenizer, place, _ends(network, tokenizer), _context(network))
+        # The tokens that end a text are in the generation config, the model config and the tokenizer.
+        settings = (getattr(network, "generation_config", None), network.config)
+        named = [getattr(each, "eos_token_id", None) for each in settings] + [tokenizer.eos_token_id]
+        flat = [token for each in named for token in (each if isinstance(each, list) else [each])]
+        ends = frozenset(token for token in flat if token is not None)
+        return CausalModel(network, tokenizer, place, ends, _context(network))
     network = _network(AutoModel, found, place, dtype, UNUSED)
     longest = min(found.sentences.max_tokens or ENDLESS, _context(network), tokenizer.model_max_length)
     return EmbeddingModel(network, tokenizer, place, found.sentences, longest)
@@ -80,14 +70,6 @@ def _load(load: Callable[[], Any], what: str) -> Any:
     except _FAULTS as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise Unusable(f"transformers cannot load {what} ({first})") from error
-
-
-def _ends(network: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a text, from the generation config, the model config and the tokenizer."""
-    settings = (getattr(network, "generation_config", None), network.config)
-    named = [getattr(each, "eos_token_id", None) for each in settings] + [tokenizer.eos_token_id]
-    flat = [token for each in named for token in (each if isinstance(each, list) else [each])]
-    return frozenset(token for token in flat if token is not None)
 
 
 def _context(network: Any) -> int:

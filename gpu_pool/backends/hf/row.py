@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from gpu_pool.backends.backend import OutputListener
 from gpu_pool.backends.generation import Generation, GenerationParameters
-from gpu_pool.backends.tiny.row import StreamBuffer, draw_uniforms
+from gpu_pool.backends.tiny.row import TextRow
 
 Decode = Callable[[Sequence[int]], str]
 UNFINISHED: Final = "\ufffd"
@@ -51,11 +51,8 @@ class Detokenizer:
         return self._decode(self._tokens[self._start :])[len(before) :]
 
 
-class HfSequence:
-    """The state of one continuation; independent of the other rows. Text is kept in UTF-8, as stop strings are.
-
-    `ends`: tokens that end the text.
-    """
+class HfSequence(TextRow):
+    """A row of a language model. `ends`: tokens that end the text."""
 
     def __init__(
         self,
@@ -66,36 +63,14 @@ class HfSequence:
         *,
         listener: OutputListener | None = None,
     ) -> None:
-        self.parameters = parameters
-        self.tokens = list(prompt)
-        self.finished: Literal["stop", "length"] | None = None
-        self._read = len(prompt)
+        super().__init__(list(prompt), parameters, listener)
         self._ends = ends
-        self._text = bytearray()
-        self._end: int | None = None
         self._detokenizer = Detokenizer(decode, prompt)
-        self._uniforms = draw_uniforms(parameters)
-        self._stops = [stop.encode("utf-8", errors="replace") for stop in parameters.stop]
-        self._stream = StreamBuffer(listener, self._stops) if listener is not None else None
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether the same request must give the same text."""
-        return self.parameters.temperature == 0.0 or self.parameters.seed is not None
-
-    @property
-    def drawn(self) -> int:
-        """Number of new tokens, without the end token."""
-        return len(self.tokens) - self._read
 
     @property
     def used(self) -> int:
         """Number of tokens of the prompt and of new ones."""
         return len(self.tokens)
-
-    def next_uniform(self) -> float:
-        """The random number for the next token, from [0, 1); the same until `take`."""
-        return self._uniforms[self.drawn]
 
     def take(self, token: int) -> None:
         """Add the token; it may end the row."""
@@ -108,23 +83,9 @@ class HfSequence:
         if not self.finished and self.drawn == self.parameters.max_tokens:
             self._finish("length")
 
-    def stream(self) -> None:
-        """Send new text to the listener; a row whose listener has left ends here."""
-        if self._stream is None:
-            return
-        if self.finished:
-            self._stream.finish(self._text[: self._end])
-        else:
-            self._stream.update(self._text)
-            if self._stream.unwanted:
-                self.finished = "stop"
-
     def result(self) -> Generation:
         """The result of a finished row."""
-        if self.finished is None:
-            raise RuntimeError("The result of a row was read before it was finished; this is a bug.")
-        text = self._text[: self._end].decode("utf-8", errors="replace")
-        return Generation(text, self._read, self.drawn, self.finished)
+        return self.generation(self._text[: self._end].decode("utf-8", errors="replace"), self._read)
 
     def _finish(self, reason: Literal["stop", "length"]) -> None:
         followed = self._stops or self._stream is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from gpu_pool.backends.hf.json_file import Unusable, read_json, read_object
 
@@ -35,22 +35,7 @@ def read_layout(path: Path) -> SentenceLayout | None:
     """The layout, or None without `modules.json`. Raises Unusable."""
     if not (path / "modules.json").exists():
         return None
-    folders = _folders(path, read_json(path / "modules.json"))
-    if "Transformer" not in folders or "Pooling" not in folders:
-        raise Unusable("modules.json does not name a Transformer and its Pooling")
-    settings_file = folders["Transformer"] / "sentence_bert_config.json"
-    settings = read_object(settings_file) if settings_file.is_file() else {}
-    longest = settings.get("max_seq_length")
-    return SentenceLayout(
-        folders["Transformer"],
-        _pooling(read_object(folders["Pooling"] / "config.json")),
-        longest if isinstance(longest, int) and longest > 0 else None,
-        bool(settings.get("do_lower_case", False)),
-    )
-
-
-def _folders(path: Path, modules: Any) -> dict[str, Path]:
-    """Kind of module -> its folder, in the order in which they run."""
+    modules = read_json(path / "modules.json")
     try:
         named = [(str(each["type"]).rpartition(".")[2], str(each.get("path", ""))) for each in modules]
     except (TypeError, KeyError, AttributeError):
@@ -60,13 +45,21 @@ def _folders(path: Path, modules: Any) -> dict[str, Path]:
             raise Unusable(f"its module {kind} is not supported: Transformer, Pooling and Normalize are")
         if not (path / folder).resolve().is_relative_to(path.resolve()):
             raise Unusable(f"modules.json names the folder {folder!r}, which is outside of it")
-    return {kind: path / folder for kind, folder in named}
-
-
-def _pooling(config: dict[str, Any]) -> Pooling:
+    folders = {kind: path / folder for kind, folder in named}
+    if "Transformer" not in folders or "Pooling" not in folders:
+        raise Unusable("modules.json does not name a Transformer and its Pooling")
+    config = read_object(folders["Pooling"] / "config.json")
     wanted = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
     if "pooling_mode" in config:  # The newer format.
         wanted = [str(config["pooling_mode"])]
-    if len(wanted) == 1 and wanted[0] in _MODES:
-        return _MODES[wanted[0]]
-    raise Unusable(f"its pooling ({', '.join(wanted) or 'none'}) is not supported: mean and cls are")
+    if len(wanted) != 1 or wanted[0] not in _MODES:
+        raise Unusable(f"its pooling ({', '.join(wanted) or 'none'}) is not supported: mean and cls are")
+    settings_file = folders["Transformer"] / "sentence_bert_config.json"
+    settings = read_object(settings_file) if settings_file.is_file() else {}
+    longest = settings.get("max_seq_length")
+    return SentenceLayout(
+        folders["Transformer"],
+        _MODES[wanted[0]],
+        longest if isinstance(longest, int) and longest > 0 else None,
+        bool(settings.get("do_lower_case", False)),
+    )

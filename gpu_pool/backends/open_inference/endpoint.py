@@ -12,13 +12,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
+from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.generation import named_turns, prompt_of
 from gpu_pool.backends.open_inference.joining import Joiner, TensorItem
 from gpu_pool.backends.open_inference.model import UNREADABLE, ModelSpec, read_model
 from gpu_pool.backends.open_inference.tensors import Mismatch, call_body, read_item, read_outputs
-from gpu_pool.backends.openai_endpoint.availability import SILENT
-from gpu_pool.backends.openai_endpoint.client import CallTimeout, EndpointResponse, NoResponse, ResponseAborted
+from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, EndpointResponse
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
 from gpu_pool.backends.openai_endpoint.errors import KEY_STATUSES, NO_KEY, CallResult, Lost, read_refusal
@@ -58,22 +57,6 @@ class OpenInferenceEndpoint(Endpoint):
         self._joiner = Joiner(self._send)
 
     async def _look(self, before: str) -> ProbeResult:  # noqa: ARG002 - the model has a name
-        try:
-            return await self._find_model()
-        except CallTimeout:
-            return ProbeResult(SILENT)
-        except (NoResponse, ResponseAborted, InvalidOutput) as error:
-            return ProbeResult(str(error))
-
-    async def _learn(self) -> None:
-        """The protocol has no metrics."""
-
-    async def read_load(self) -> EngineLoad | None:
-        """As many slots as fill the joined calls and one that waits here; None without joined calls: the throughput decides."""
-        slots = (self._spec.calls + 1) * self._spec.most_rows
-        return EngineLoad(self.policy.in_flight, 0, slots, None, "joined calls") if slots else None
-
-    async def _find_model(self) -> ProbeResult:
         described = await self._get(self._model_path)
         if described.status in KEY_STATUSES:
             return ProbeResult(NO_KEY, ours=True)
@@ -90,6 +73,14 @@ class OpenInferenceEndpoint(Endpoint):
         self._spec = spec = read_model(described.body, config.body if config.status == 200 else b"")
         self._joiner.calls, self._joiner.most_rows = spec.calls, spec.most_rows
         return ProbeResult(model=self._address.model, tasks=spec.tasks)
+
+    async def _learn(self) -> None:
+        """The protocol has no metrics."""
+
+    async def read_load(self) -> EngineLoad | None:
+        """As many slots as fill the joined calls and one that waits here; None without joined calls: the throughput decides."""
+        slots = (self._spec.calls + 1) * self._spec.most_rows
+        return EngineLoad(self.policy.in_flight, 0, slots, None, "joined calls") if slots else None
 
     async def _get(self, path: str) -> EndpointResponse:
         return await self._transport.get(self._address.base + path, PROBE_TIMEOUT_S)
@@ -127,26 +118,21 @@ class OpenInferenceEndpoint(Endpoint):
 
     async def _send(self, group: Sequence[TensorItem]) -> Sequence[CallResult]:
         """A result for each request, which are of one kind."""
-        found = await self._once(group)
-        if isinstance(found, list):
-            return found
-        of_one = isinstance(found, ItemResult) and found is not TOO_SLOW
-        if len(group) == 1 or not (of_one or (isinstance(found, Lost) and found.by_input)):
-            return [found] * len(group)
-        middle = len(group) // 2
-        return [*await self._send(group[:middle]), *await self._send(group[middle:])]
-
-    async def _once(self, group: Sequence[TensorItem]) -> list[ItemResult] | CallResult:
         items, tensors = [each.item for each in group], [each.tensors for each in group]
         left_s = max(item.until for item in items) - self._clock()
         try:
             body, trace = Body(call_body(tensors)), traceparent_of(items)
             reply = await self._transport.post(f"{self._model_path}/infer", body, max(0.0, left_s), trace)
-            if reply.status != 200:
-                return read_failure(reply, items[0], self._spec)
-            return read_outputs(reply.body, tensors, [item.task is Task.EMBED for item in items])
-        except (CallTimeout, NoResponse, ResponseAborted, InvalidOutput) as error:
-            return failure_of(error)
+            if reply.status == 200:
+                return read_outputs(reply.body, tensors, [item.task is Task.EMBED for item in items])
+            failure = read_failure(reply, items[0], self._spec)
+        except CALL_FAILURES as error:
+            failure = failure_of(error)
+        of_one = isinstance(failure, ItemResult) and failure is not TOO_SLOW
+        if len(group) == 1 or not (of_one or (isinstance(failure, Lost) and failure.by_input)):
+            return [failure] * len(group)
+        middle = len(group) // 2
+        return [*await self._send(group[:middle]), *await self._send(group[middle:])]
 
 
 def read_failure(reply: EndpointResponse, item: Item, spec: ModelSpec) -> CallResult:

@@ -43,7 +43,14 @@ class Joiner:
 
     def _start(self) -> None:
         while self._waiting and len(self._groups) < self.calls:
-            group = self._take()
+            # The first waiting request, and others that can be joined to it.
+            kind, rows = self._waiting[0].tensors.kind, 0
+            group, left = list[TensorItem](), list[TensorItem]()
+            for each in self._waiting:
+                fits = not group or (rows + each.tensors.rows <= self.most_rows and each.tensors.kind == kind)
+                (group if fits else left).append(each)
+                rows += each.tensors.rows if fits else 0
+            self._waiting = left
             call = asyncio.create_task(self._run(group), name="joined call")
             call.add_done_callback(self._ended)
             self._groups[call] = group
@@ -53,16 +60,6 @@ class Joiner:
     def _ended(self, call: "asyncio.Task[None]") -> None:
         del self._groups[call]
         self._start()
-
-    def _take(self) -> list[TensorItem]:
-        """The first waiting request and others that can be joined to it."""
-        kind, rows, taken, left = self._waiting[0].tensors.kind, 0, list[TensorItem](), list[TensorItem]()
-        for each in self._waiting:
-            fits = not taken or (rows + each.tensors.rows <= self.most_rows and each.tensors.kind == kind)
-            (taken if fits else left).append(each)
-            rows += each.tensors.rows if fits else 0
-        self._waiting = left
-        return taken
 
     async def _run(self, group: Sequence[TensorItem]) -> None:
         try:

@@ -5,7 +5,6 @@ The metadata of the protocol do not name optional inputs and the size of a batch
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -90,14 +89,9 @@ def read_model(metadata: bytes, config: bytes) -> ModelSpec:
     try:
         seen = _config.decode(config)
     except UNREADABLE:
-        return ModelSpec(inputs, outputs, most_rows=MOST_ROWS if _has_rows(inputs) else 0)
+        # The first dimension is one of rows, but in a vector of numbers it may be the vector's length.
+        of_rows = (each.shape[:1] == (-1,) and (len(each.shape) > 1 or each.datatype == BYTES) for each in inputs)
+        return ModelSpec(inputs, outputs, most_rows=MOST_ROWS if inputs and all(of_rows) else 0)
     optional = frozenset(each.name for each in seen.input if each.optional)
     instances = sum(each.count * max(1, len(each.gpus)) for each in seen.instance_group)
     return ModelSpec(inputs, outputs, optional, max(0, seen.max_batch_size), max(1, instances) + 1)
-
-
-def _has_rows(inputs: Sequence[Any]) -> bool:
-    """Whether the first dimension of all inputs is one of rows; in a vector of numbers it may be the vector's length."""
-    return bool(inputs) and all(
-        each.shape[:1] == (-1,) and (len(each.shape) > 1 or each.datatype == BYTES) for each in inputs
-    )

@@ -60,7 +60,16 @@ class ItemTensors(NamedTuple):
 
 def read_item(model: ModelSpec, text: str, parameters: Mapping[str, Any]) -> ItemTensors:
     """The tensors of a request. Raises Mismatch."""
-    specs = {spec.name: spec for spec in model.inputs or (_undeclared(text),)}
+    specs = {spec.name: spec for spec in model.inputs}
+    if not specs:  # The server does not describe its model: the input is lists of numbers if it looks so, else a text.
+        try:
+            found: Any = msgspec.json.decode(text)
+            shape, data = _flat(found) if isinstance(found, list) else ([], [])
+        except (*UNREADABLE, Mismatch):
+            shape, data = [], []
+        specs[UNDECLARED] = TensorSpec(UNDECLARED, BYTES, (1,))
+        if data and _fits("FP32", data):
+            specs[UNDECLARED] = TensorSpec(UNDECLARED, "INT64" if _fits("INT64", data) else "FP32", tuple(shape))
     values = {name: value for name, value in parameters.items() if name in specs}
     others = {name: value for name, value in parameters.items() if name not in specs}
     if reserved := sorted(RESERVED & others.keys()):
@@ -70,7 +79,10 @@ def read_item(model: ModelSpec, text: str, parameters: Mapping[str, Any]) -> Ite
     if len(needed) == 1 and needed[0].datatype == BYTES:
         values[needed[0].name] = text
     else:
-        document = _json(text, needed)
+        try:
+            document = msgspec.json.decode(text)
+        except UNREADABLE:
+            raise Mismatch(_wanted(needed)) from None
         if not isinstance(document, dict) and len(needed) == 1:
             document = {needed[0].name: document}
         if not isinstance(document, dict) or not {each.name for each in needed} <= document.keys() <= specs.keys():
@@ -78,25 +90,6 @@ def read_item(model: ModelSpec, text: str, parameters: Mapping[str, Any]) -> Ite
         values |= document
     tensors = [_tensor(specs[name], value) for name, value in values.items()]
     return ItemTensors([each for each, _ in tensors], others, all(is_row for _, is_row in tensors))
-
-
-def _undeclared(text: str) -> TensorSpec:
-    """What the text looks like: lists of numbers, or a text."""
-    try:
-        document: Any = msgspec.json.decode(text)
-        shape, data = _flat(document) if isinstance(document, list) else ([], [])
-    except (*UNREADABLE, Mismatch):
-        shape, data = [], []
-    if not data or not _fits("FP32", data):
-        return TensorSpec(UNDECLARED, BYTES, (1,))
-    return TensorSpec(UNDECLARED, "INT64" if _fits("INT64", data) else "FP32", tuple(shape))
-
-
-def _json(text: str, needed: Sequence[TensorSpec]) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except UNREADABLE:
-        raise Mismatch(_wanted(needed)) from None
 
 
 def _wanted(needed: Sequence[TensorSpec]) -> str:
@@ -196,7 +189,13 @@ def read_outputs(body: bytes, group: Sequence[ItemTensors], vectors: Sequence[bo
     results: list[ItemResult] = []
     start = 0
     for item, as_vector in zip(group, vectors, strict=True):
-        own = outputs if len(group) == 1 else [_rows_of(each, start, item.rows) for each in outputs]
+        own = outputs
+        if len(group) > 1:
+            own = []
+            for each in outputs:
+                width = prod(each.shape[1:])
+                data = each.data[start * width : (start + item.rows) * width]
+                own.append(OutputValue(each.name, each.datatype, [item.rows, *each.shape[1:]], data))
         start += item.rows
         if as_vector:
             results += as_vectors([own[0].data], 1)
@@ -205,12 +204,6 @@ def read_outputs(body: bytes, group: Sequence[ItemTensors], vectors: Sequence[bo
         value = values if len(values) > 1 else next(iter(values.values()))
         results += as_results([value if isinstance(value, str) else msgspec.json.encode(value).decode()], 1)
     return results
-
-
-def _rows_of(output: OutputValue, start: int, rows: int) -> OutputValue:
-    width = prod(output.shape[1:])
-    data = output.data[start * width : (start + rows) * width]
-    return OutputValue(output.name, output.datatype, [rows, *output.shape[1:]], data)
 
 
 def _value(output: OutputValue, *, is_row: bool) -> Any:

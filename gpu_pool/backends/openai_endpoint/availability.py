@@ -6,8 +6,7 @@ itself, otherwise when a probe succeeds. Each change is reported.
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 STRIKES = 3
 """After this many lost requests in a row, of more than one customer, no more are sent until a probe succeeds."""
@@ -99,10 +98,6 @@ def _are_several(customers: set[int]) -> bool:
     return len(customers) > 1 or 0 in customers
 
 
-def _ignore(wanted: bool, why: str, brief: bool) -> None:  # noqa: FBT001 - a callback's signature
-    """The default: changes are not reported."""
-
-
 class EndpointAvailability:
     """`probe` returns why the endpoint cannot be used, or ""."""
 
@@ -111,7 +106,7 @@ class EndpointAvailability:
         self._pauses = Pauses()
         self._failures = Failures()
         self._work: asyncio.Task[None] | None = None
-        self.report: AvailabilityCallback = _ignore
+        self.report: AvailabilityCallback = lambda *_: None
         self.closed = ""
         """Why no request is accepted; "" if requests are."""
         self._silent = False
@@ -132,7 +127,7 @@ class EndpointAvailability:
         if not self._failures.refused(customer):
             return self._pauses.busy_s(None)
         wait_s = self._pauses.busy_s(asked_s)
-        self._close(BUSY, self._wait(wait_s), brief=self._pauses.brief(wait_s))
+        self._close(BUSY, wait_s, brief=self._pauses.brief(wait_s))
         return 0.0
 
     def failed(self, reason: str, customer: int, *, reached: bool) -> None:
@@ -154,7 +149,7 @@ class EndpointAvailability:
     def broken(self, reason: str) -> None:
         """The endpoint cannot be used until something changes there."""
         if not self.closed:
-            self._close(reason, self._probe_until_available(), brief=False)
+            self._close(reason, None, brief=False)
 
     def note_silence(self, *, silent: bool) -> None:
         """Report whether a server that has requests does not respond; they go on, and new ones are accepted."""
@@ -168,28 +163,25 @@ class EndpointAvailability:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
 
-    def _close(self, reason: str, work: Coroutine[Any, Any, None], *, brief: bool) -> None:
+    def _close(self, reason: str, wait_s: float | None, *, brief: bool) -> None:
         self.closed, self._silent = reason, False
-        self._work = asyncio.create_task(work, name="availability")
+        self._work = asyncio.create_task(self._reopen(wait_s), name="availability")
         self.report(False, reason, brief)  # noqa: FBT003 - positional in the callback
 
     async def _verify(self, reason: str) -> None:
         if await self._fault():
             self.broken(reason)
 
-    async def _wait(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        self._open()
-
-    async def _probe_until_available(self) -> None:
-        while True:
-            await asyncio.sleep(self._pauses.probe_s())
-            if not (fault := await self._fault()):
-                self._open()
-                return
+    async def _reopen(self, wait_s: float | None) -> None:
+        """Open after this pause; None: when a probe succeeds."""
+        await asyncio.sleep(self._pauses.probe_s() if wait_s is None else wait_s)
+        while wait_s is None and (fault := await self._fault()):
             if fault != self.closed:
                 self.closed = fault
                 self.report(False, fault, False)  # noqa: FBT003 - positional in the callback
+            await asyncio.sleep(self._pauses.probe_s())
+        self.closed = ""
+        self.report(True, "", False)  # noqa: FBT003 - positional in the callback
 
     async def _fault(self) -> str:
         try:
@@ -197,7 +189,3 @@ class EndpointAvailability:
         except Exception:  # noqa: BLE001 - the next probe may succeed; without one the endpoint stays closed
             traceback.print_exc()
             return "The endpoint cannot be probed."
-
-    def _open(self) -> None:
-        self.closed = ""
-        self.report(True, "", False)  # noqa: FBT003 - positional in the callback

@@ -16,7 +16,7 @@ from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.backends.openai_endpoint.serving import EndpointServing
 from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.config import take_access
-from gpu_pool.model_process.listeners import SlotListeners
+from gpu_pool.model_process.listeners import AT_ONCE_S, Listeners
 from scheduler.errors import ErrorCode
 
 
@@ -27,7 +27,7 @@ class EndpointBackend:
         """Raises StartError for an address or certificates that cannot be used."""
         self._access = take_access()
         self._serving: EndpointServing | None = None
-        self._listeners = SlotListeners(lambda pieces: self._serving.send(pieces) if self._serving else None)
+        self._listeners = Listeners(lambda pieces: self._serving.send(pieces) if self._serving else None, AT_ONCE_S)
         self._endpoint = kind(read_address(spec), self._access, self._listeners.flush)
         self._loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
 

@@ -7,14 +7,7 @@ interpret the field the other way round, and some bill for the test.
 
 import msgspec
 
-from gpu_pool.backends.backend import InvalidOutput
-from gpu_pool.backends.openai_endpoint.client import (
-    CallTimeout,
-    EndpointResponse,
-    NoResponse,
-    ResponseAborted,
-    Transport,
-)
+from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, EndpointResponse, Transport
 from gpu_pool.backends.openai_endpoint.errors import names_field
 from gpu_pool.backends.openai_endpoint.messages import ROUTES, Body
 from scheduler.payload import Task
@@ -47,7 +40,7 @@ async def takes_priority(transport: Transport, model: str, tasks: frozenset[Task
     try:
         sent = msgspec.json.encode({"model": model, **body, **_ONE_TOKEN})
         return (await transport.post(route, Body(sent), PROBE_S)).status == 200
-    except (NoResponse, ResponseAborted, CallTimeout, InvalidOutput):
+    except CALL_FAILURES:
         return False
 
 

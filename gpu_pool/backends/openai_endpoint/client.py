@@ -24,9 +24,8 @@ _WRITE_BYTES = 1 << 18
 _STREAMS = frozenset({"text/event-stream", "text/plain", "application/octet-stream"})
 """Media types of streams: some servers write events as plain text, or without a type, for which aiohttp has the last one."""
 
-_IDLE_S = (
-    1.5  # Servers close idle connections too, uvicorn after 5 s, gunicorn after 2; closing earlier avoids lost calls.
-)
+_IDLE_S = 1.5
+"""Servers close idle connections too, uvicorn after 5 s, gunicorn after 2; closing earlier avoids lost calls."""
 _TOLD_IDLE = re.compile(r"\btimeout\s*=\s*\"?(\d+)", re.IGNORECASE)
 """In the header Keep-Alive, by which some servers tell their own time."""
 
@@ -56,6 +55,10 @@ class ResponseAborted(TierlaneError):
 
 class CallTimeout(TierlaneError):
     """The timeout of a phase expired."""
+
+
+CALL_FAILURES = (NoResponse, ResponseAborted, CallTimeout, InvalidOutput)
+"""All failures of a call whose whole response is read."""
 
 
 class EndpointResponse(NamedTuple):
@@ -201,31 +204,24 @@ class Transport:
                 # A redirect would send the key to its target.
                 response = await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise NoResponse(f"The endpoint cannot be reached: {_why_unreached(error)}.", sent=False) from None
+            number = error.errno if isinstance(error, OSError) else None
+            why = os.strerror(number).lower() if number and number > 0 else type(error).__name__
+            why = next((text for kind, text in _UNREACHED if isinstance(error, kind)), why)
+            raise NoResponse(f"The endpoint cannot be reached: {why}.", sent=False) from None
         except aiohttp.ClientResponseError:
             raise NoResponse("The endpoint's response is not HTTP; does the URL need https://?", sent=True) from None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise NoResponse(f"The endpoint closed the connection: {type(error).__name__}.", sent=True) from None
         except TimeoutError:
             raise CallTimeout("The endpoint did not begin its response in time.") from None
-        if (told := response.headers.get("Keep-Alive")) is not None:
-            self._shorten_idle(told)
+        told = _TOLD_IDLE.search(response.headers.get("Keep-Alive", ""))
+        if told is not None and self._connector is not None:
+            # Idle connections are closed in half the time after which the server does; aiohttp has no public way.
+            self._connector._keepalive_timeout = min(_IDLE_S, int(told[1]) / 2)  # noqa: SLF001
         try:
             yield OpenResponse(response)
         finally:
             response.close()  # After a complete body the connection is in the pool already.
-
-    def _shorten_idle(self, told: str) -> None:
-        """Close idle connections in half the time after which the server does, if that is shorter than the present one."""
-        found = _TOLD_IDLE.search(told)
-        if found is not None and self._connector is not None:
-            self._connector._keepalive_timeout = min(_IDLE_S, int(found[1]) / 2)  # noqa: SLF001 - aiohttp has no public way
-
-
-def _why_unreached(error: Exception) -> str:
-    words = next((text for kind, text in _UNREACHED if isinstance(error, kind)), "")
-    number = error.errno if isinstance(error, OSError) else None
-    return words or (os.strerror(number).lower() if number and number > 0 else type(error).__name__)
 
 
 async def _pieces(body: Body) -> AsyncIterator[bytes]:

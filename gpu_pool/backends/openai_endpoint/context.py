@@ -11,9 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_pool.backends.backend import InvalidOutput
-from gpu_pool.backends.openai_endpoint.client import CallTimeout, NoResponse, ResponseAborted
-from gpu_pool.backends.openai_endpoint.engine_load import Getter
+from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, Transport
 
 LISTED = ("max_model_len", "context_length", "max_context_length", "context_window")
 READ_S = 1.0
@@ -28,27 +26,19 @@ def listed_context(entry: Mapping[str, Any]) -> int:
     return next((tokens for name in LISTED if (tokens := _tokens(entry.get(name)))), 0)
 
 
-async def read_context(getter: Getter, root: str) -> int:
+async def read_context(transport: Transport, root: str) -> int:
     """The context length that servers report beside the list of models; 0 if there is none. Never raises."""
-    settings = (await _read(getter, f"{root}/props")).get("default_generation_settings")
+    settings = (await _read(transport, f"{root}/props")).get("default_generation_settings")
     if isinstance(settings, dict) and (tokens := _tokens(settings.get("n_ctx"))):
         return tokens
-    return _tokens((await _read(getter, f"{root}/info")).get("max_total_tokens"))
+    return _tokens((await _read(transport, f"{root}/info")).get("max_total_tokens"))
 
 
-async def _read(getter: Getter, url: str) -> dict[str, Any]:
+async def _read(transport: Transport, url: str) -> dict[str, Any]:
     try:
-        reply = await getter.get(url, READ_S)
+        reply = await transport.get(url, READ_S)
         return _document.decode(reply.body) if reply.status == 200 else {}
-    except (
-        NoResponse,
-        ResponseAborted,
-        CallTimeout,
-        InvalidOutput,
-        msgspec.MsgspecError,
-        UnicodeDecodeError,
-        RecursionError,
-    ):
+    except (*CALL_FAILURES, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
 
 

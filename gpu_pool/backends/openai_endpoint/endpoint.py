@@ -15,22 +15,22 @@ from typing import Any
 import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import BUSY, EndpointAvailability, Pauses
+from gpu_pool.backends.openai_endpoint.availability import BUSY, SILENT, EndpointAvailability, Pauses
 from gpu_pool.backends.openai_endpoint.call_times import Call
 from gpu_pool.backends.openai_endpoint.capabilities import PRIORITY_OWNER, EndpointCapabilities, takes_priority
-from gpu_pool.backends.openai_endpoint.client import CallTimeout, NoResponse, ResponseAborted, Transport
+from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, CallTimeout, NoResponse, ResponseAborted, Transport
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad, LoadReader
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, CallResult, Lost, Unreached
-from gpu_pool.backends.openai_endpoint.messages import MISSING_BODY
+from gpu_pool.backends.openai_endpoint.messages import MISSING_BODY, rejected_early
 from gpu_pool.backends.openai_endpoint.probe import NO_MODEL, PROBE_TIMEOUT_S, ProbeResult, probe
 from gpu_pool.backends.openai_endpoint.requests import (
     ABORTED,
+    NO_ROUTE,
     TOO_SLOW,
     CallProgress,
     EndpointCall,
     EndpointContext,
     counted_so_far,
-    rejection,
 )
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
 from gpu_pool.backends.openai_endpoint.slots import SlotPolicy
@@ -127,7 +127,7 @@ class Endpoint:
         """Wait for the endpoint. Raises StartError if only other settings can help, EndpointAway after `within_s`."""
         await self._transport.open()
         pauses, until = Pauses(), self._clock() + within_s
-        while (seen := await self._look("")).fault:
+        while (seen := await self._seen("")).fault:
             if seen.ours:
                 raise StartError(f"{seen.fault} ({self._address.base})")
             if self._clock() >= until:
@@ -145,9 +145,11 @@ class Endpoint:
         rejected = self._rejection(item)
         if rejected is not None:
             return rejected
+        now = self._clock()
         if item.listener is None:  # A stream ends at its own deadline.
-            item = replace(item, until=_in_time(item.until, self._clock()))
-        call = self.policy.start(self._clock(), streamed=item.listener is not None)
+            left_s = min(item.until - now, LONGEST_S)
+            item = replace(item, until=now + left_s - min(MARGIN_S, 0.1 * left_s))
+        call = self.policy.start(now, streamed=item.listener is not None)
         progress.on_output = lambda: self._heard(call)
         try:
             result = await self._call(item, progress, again=False)
@@ -159,8 +161,17 @@ class Endpoint:
         except BaseException:
             self.policy.leave(call)
             raise
-        self._note_call(call, result)
-        self._note_skipped(progress)
+        now = self._heard_at = self._clock()
+        if isinstance(result, Busy):
+            self.policy.refuse(call, now)
+        elif isinstance(result, ItemResult) and not result.error_code:
+            self.policy.end(call, now, result.output_tokens)
+        else:
+            self.policy.leave(call)
+        skipped = progress.completion.skipped if progress.completion is not None else 0
+        if skipped and not self.skipped:  # A proxy may add such events.
+            sys.stderr.write("The endpoint's streams have events that are no JSON objects; they are skipped.\n")
+        self.skipped += skipped
         found = self._meaning(await self._verified(result, item), item, progress)
         if isinstance(result, Busy) and not self.policy.in_flight:
             await self._pause(self.availability.busy(result.wait_s, item.customer), item.until)
@@ -176,8 +187,17 @@ class Endpoint:
         used = counted_so_far(progress.completion, item, self._context.body_dir)
         return ItemResult("", used.tokens_used, ErrorCode.CANCELLED, used.output_tokens)
 
+    async def _seen(self, before: str) -> ProbeResult:
+        """The result of a probe, also of one that failed; `before`: the model chosen last."""
+        try:
+            return await self._look(before)
+        except CallTimeout:
+            return ProbeResult(SILENT)
+        except CALL_FAILURES as error:
+            return ProbeResult(str(error))
+
     async def _look(self, before: str) -> ProbeResult:
-        """Probe the server; `before`: the model chosen last."""
+        """Probe the server. Raises CALL_FAILURES."""
         return await probe(self._transport, self._address, before)
 
     async def _learn(self) -> None:
@@ -193,7 +213,9 @@ class Endpoint:
 
     def _rejection(self, item: Item) -> ItemResult | None:
         """The error of an item that must not be sent; else None."""
-        return rejection(item, self._probed.tasks)
+        if item.task not in self._probed.tasks:
+            return ItemResult(NO_ROUTE[item.task], 0, ErrorCode.INVALID_REQUEST)
+        return rejected_early(item)
 
     async def _call(self, item: Item, progress: CallProgress, *, again: bool) -> CallResult:  # noqa: ARG002 - for other servers
         """The call of one item, `again` after it failed."""
@@ -230,7 +252,7 @@ class Endpoint:
 
     async def probe(self) -> str:
         """Why the endpoint cannot be used; "" if it can."""
-        seen = await self._look(self._probed.model)
+        seen = await self._seen(self._probed.model)
         if seen.fault:
             return seen.fault
         if not self._probed.tasks <= seen.tasks:
@@ -245,26 +267,10 @@ class Endpoint:
             self.replaced()
         return ""
 
-    def _note_call(self, call: Call, result: CallResult) -> None:
-        now = self._heard_at = self._clock()
-        if isinstance(result, Busy):
-            self.policy.refuse(call, now)
-        elif isinstance(result, ItemResult) and not result.error_code:
-            self.policy.end(call, now, result.output_tokens)
-        else:
-            self.policy.leave(call)
-
     def _heard(self, call: Call) -> None:
         """A stream sent a part of its output."""
         self._heard_at = self._answered_at = self._clock()
         self.policy.output(call, self._heard_at)
-
-    def _note_skipped(self, progress: CallProgress) -> None:
-        """Log once that streams have events without meaning: a proxy may add them."""
-        skipped = progress.completion.skipped if progress.completion is not None else 0
-        if skipped and not self.skipped:
-            sys.stderr.write("The endpoint's streams have events that are no JSON objects; they are skipped.\n")
-        self.skipped += skipped
 
     async def _verified(self, result: CallResult, item: Item) -> CallResult:
         """A proxy may reject one text with the status of a wrong key: if a probe succeeds, it was the text.
@@ -304,24 +310,22 @@ class Endpoint:
                 self._losses.forget(item)
             return result
         if isinstance(result, Busy):
-            return self._refused(item, now)
+            # One that is refused again and again, while others are answered, may cost more than the server takes.
+            often = self._refusals.add(item, now, MOST_REFUSALS, self._answered_at)
+            return OVERLOADED if often else HandBack(BUSY, counted=False)
         if isinstance(result, Broken):
             self.availability.broken(result.reason)
             return HandBack(result.reason, counted=False)
-        if isinstance(result, Lost) and works and not progress.has_sent and self._is_by_input(result, item, now):
+        # A lost connection may have another cause than this input, which has run alone: so it is run once more.
+        if (
+            isinstance(result, Lost)
+            and works
+            and not progress.has_sent
+            and (result.by_input or self._losses.add(item, now, MOST_LOSSES, self._answered_at))
+        ):
             return POISON
         self.availability.failed(result.reason, item.customer, reached=isinstance(result, Lost))
         return ABORTED if progress.has_sent else HandBack(result.reason, counted=not isinstance(result, Unreached))
-
-    def _is_by_input(self, result: Lost, item: Item, now: float) -> bool:
-        """A lost connection may have another cause than this input, which has run alone: so it is run once more."""
-        return result.by_input or self._losses.add(item, now, MOST_LOSSES, self._answered_at)
-
-    def _refused(self, item: Item, now: float) -> ItemResult | HandBack:
-        """A request that the server refuses again and again, while it answers others, ends; it may cost more than the server takes."""
-        if self._refusals.add(item, now, MOST_REFUSALS, self._answered_at):
-            return OVERLOADED
-        return HandBack(BUSY, counted=False)
 
 
 class Repeats:
@@ -352,9 +356,3 @@ class Repeats:
 
 def _key(item: Item) -> int:
     return hash((item.customer, item.task, item.input))
-
-
-def _in_time(until: float, now: float) -> float:
-    """When an item's calls must be over, so that its result arrives in time."""
-    left_s = min(until - now, LONGEST_S)
-    return now + left_s - min(MARGIN_S, 0.1 * left_s)

@@ -12,13 +12,12 @@ needed lines of a text are parsed.
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from gpu_pool.backends.backend import InvalidOutput
-from gpu_pool.backends.openai_endpoint.client import CallTimeout, EndpointResponse, NoResponse, ResponseAborted
+from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, Transport
 
 READ_S = 1.0
 """The limit of one read."""
@@ -28,7 +27,7 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 10.0, 600.0
 """Time between two searches for a source, growing while there is none."""
 TGI_READINGS = 4
 """TGI lets waiting requests join every few steps only: its queue is the least of this many readings."""
-_UNREADABLE = (NoResponse, ResponseAborted, CallTimeout, InvalidOutput, msgspec.MsgspecError, UnicodeDecodeError)
+_UNREADABLE = (*CALL_FAILURES, msgspec.MsgspecError, UnicodeDecodeError)
 
 TGI, LLAMA_CPP, SGLANG, TENSORRT_LLM = "TGI", "llama.cpp", "SGLang", "TensorRT-LLM"
 
@@ -48,11 +47,8 @@ class EngineLoad(NamedTuple):
     source: str = ""
 
 
-class Getter(Protocol):
-    """The part of `Transport` that is used here."""
-
-    async def get(self, url: str, within_s: float) -> EndpointResponse:
-        """A small document."""
+_Source = tuple[str, Callable[[bytes], EngineLoad | None]]
+"""The path of a document, and what reads its body."""
 
 
 class _Names(NamedTuple):
@@ -120,20 +116,15 @@ def _values(body: bytes, name: bytes) -> list[float]:
         if line[:1] in (b"{", b" "):  # Otherwise a longer name.
             labels, _, rest = line.rpartition(b"}")
             rank = tuple(_RANK.findall(labels))
-            ranks[rank] = max(ranks.get(rank, 0.0), _number(rest))
+            try:
+                value = float(rest.split()[0])  # Before an optional timestamp.
+            except (ValueError, IndexError):
+                value = 0.0
+            ranks[rank] = max(ranks.get(rank, 0.0), value if 0 <= value < 1e9 else 0.0)  # NaN is 0 too.
         at = body.find(b"\n" + name, at) + 1
         if not at:
             break
     return list(ranks.values())
-
-
-def _number(text: bytes) -> float:
-    """The value, before an optional timestamp; 0 for one that cannot be read, and for NaN."""
-    try:
-        value = float(text.split()[0])
-    except (ValueError, IndexError):
-        return 0.0
-    return value if 0 <= value < 1e9 else 0.0
 
 
 class _Iteration(msgspec.Struct, rename="camel"):
@@ -173,7 +164,23 @@ _slots = msgspec.json.Decoder(list[_LlamaSlot])
 _properties = msgspec.json.Decoder(_Properties)
 
 
-def _rank_load(ranks: Sequence[_RankLoad]) -> EngineLoad:
+def _metrics_load(body: bytes) -> EngineLoad | None:
+    """From a Prometheus text, or the list of iterations of TensorRT-LLM: the last one, 0 without one."""
+    if body[:1] != b"[":
+        return prometheus_load(body)
+    # Each read empties the list: another reader may have taken the last ones.
+    last = (_iterations.decode(body) or [_Iteration(0)])[-1]
+    return EngineLoad(last.num_active_requests, last.num_queued_requests, None, None, TENSORRT_LLM)
+
+
+def _slots_load(body: bytes) -> EngineLoad | None:
+    slots = _slots.decode(body)
+    return EngineLoad(sum(slot.is_processing for slot in slots), None, None, None, LLAMA_CPP) if slots else None
+
+
+def _rank_load(ranks: Sequence[_RankLoad]) -> EngineLoad | None:
+    if not ranks:
+        return None
     waiting = sum(rank.num_waiting_reqs for rank in ranks)
     if all(rank.num_running_reqs is not None for rank in ranks):
         running = sum(rank.num_running_reqs or 0 for rank in ranks)
@@ -186,11 +193,11 @@ def _rank_load(ranks: Sequence[_RankLoad]) -> EngineLoad:
 class LoadReader:
     """Reads the load from the source that the endpoint has, if any. `root`: the endpoint's URL without its version."""
 
-    def __init__(self, transport: Getter, root: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, transport: Transport, root: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._transport = transport
         self._root = root
         self._clock = clock
-        self._read: Callable[[], Awaitable[EngineLoad | None]] | None = None
+        self._source: _Source | None = None
         self._most: int | None = None
         self._faults = 0
         self._retry_s = FIRST_RETRY_S
@@ -199,35 +206,39 @@ class LoadReader:
 
     async def detect(self) -> bool:
         """Find a source; whether there is one. Never raises."""
-        self._most = await self._slots_in_properties()
-        for read in (
-            self._from_prometheus,
-            self._from_metrics,
-            self._from_loads,
-            self._from_old_loads,
-            self._from_slots,
-        ):
-            if (await self._tried(read)) is not None:
-                self._read, self._faults, self._retry_s = read, 0, FIRST_RETRY_S
+        try:
+            self._most = _properties.decode(await self._get("/props")).total_slots or None
+        except _UNREADABLE:
+            self._most = None
+        sources: tuple[_Source, ...] = (
+            ("/prometheus/metrics", prometheus_load),
+            ("/metrics", _metrics_load),
+            ("/v1/loads", lambda body: _rank_load(_ranks.decode(body).loads)),
+            ("/get_load", lambda body: _rank_load(_old_ranks.decode(body))),
+            ("/slots", _slots_load),
+        )
+        for source in sources:
+            if (await self._tried(*source)) is not None:
+                self._source, self._faults, self._retry_s = source, 0, FIRST_RETRY_S
                 return True
-        self._read = None
+        self._source = None
         self._retry_at = self._clock() + self._retry_s
         self._retry_s = min(LONGEST_RETRY_S, 2 * self._retry_s)
         return False
 
     async def read(self) -> EngineLoad | None:
         """The load now; None if it is not known. Never raises."""
-        if self._read is None and (self._clock() < self._retry_at or not await self.detect()):
+        if self._source is None and (self._clock() < self._retry_at or not await self.detect()):
             return None
-        load = await self._tried(self._read) if self._read is not None else None
+        load = await self._tried(*self._source) if self._source is not None else None
         self._faults = 0 if load is not None else self._faults + 1
         if self._faults >= FAULTS:
-            self._read, self._retry_at = None, self._clock() + self._retry_s
+            self._source, self._retry_at = None, self._clock() + self._retry_s
         return load
 
-    async def _tried(self, read: Callable[[], Awaitable[EngineLoad | None]]) -> EngineLoad | None:
+    async def _tried(self, path: str, read: Callable[[bytes], EngineLoad | None]) -> EngineLoad | None:
         try:
-            load = await read()
+            load = read(await self._get(path))
         except _UNREADABLE:
             return None
         if load is None:
@@ -241,35 +252,3 @@ class LoadReader:
         """The document, b"" unless the status is 200."""
         reply = await self._transport.get(self._root + path, READ_S)
         return reply.body if reply.status == 200 else b""
-
-    async def _from_metrics(self) -> EngineLoad | None:
-        body = await self._get("/metrics")
-        return _iteration_load(body) if body[:1] == b"[" else prometheus_load(body)
-
-    async def _from_prometheus(self) -> EngineLoad | None:
-        return prometheus_load(await self._get("/prometheus/metrics"))
-
-    async def _from_loads(self) -> EngineLoad | None:
-        ranks = _ranks.decode(await self._get("/v1/loads")).loads
-        return _rank_load(ranks) if ranks else None
-
-    async def _from_old_loads(self) -> EngineLoad | None:
-        ranks = _old_ranks.decode(await self._get("/get_load"))
-        return _rank_load(ranks) if ranks else None
-
-    async def _from_slots(self) -> EngineLoad | None:
-        slots = _slots.decode(await self._get("/slots"))
-        return EngineLoad(sum(slot.is_processing for slot in slots), None, None, None, LLAMA_CPP) if slots else None
-
-    async def _slots_in_properties(self) -> int | None:
-        try:
-            return _properties.decode(await self._get("/props")).total_slots or None
-        except _UNREADABLE:
-            return None
-
-
-def _iteration_load(body: bytes) -> EngineLoad:
-    """The last iteration; 0 without one. Each read empties the list: another reader may have taken the last ones."""
-    iterations = _iterations.decode(body) or [_Iteration(0)]
-    last = iterations[-1]
-    return EngineLoad(last.num_active_requests, last.num_queued_requests, None, None, TENSORRT_LLM)

@@ -123,8 +123,19 @@ def read_refusal(
     if overflow := read_overflow(text):
         return ItemResult(overflow.sentence(), 0, ErrorCode.CONTEXT_LENGTH_EXCEEDED)
     fails = status >= 500 or status in _RETRYABLE
+    fault = None
     # llama.cpp answers 500 to an image or a sound that its model does not support.
-    fault = None if fails and not _NOT_SUPPORTED.search(text) else _fault(named, text, sent())
+    if not fails or _NOT_SUPPORTED.search(text):
+        # The first name of the request that the server gives as the fault, exactly or in its words.
+        names = sorted(sent(), key=lambda name: (name in _EVERYWHERE, name))
+        mentioned = [each for each in names if each != "text" and re.search(rf"\b{re.escape(each)}\b", text)]
+        given = (
+            *(each for each in named if each in PARAMETERS or each in names),
+            *(each for each in mentioned if each not in _EVERYWHERE),
+            *(each for words, of in _WORDS if words.search(text) for each in of if each in names),
+            *mentioned,
+        )
+        fault = next(iter(given), None)
     if fails and fault is None:
         return Lost(f"The endpoint answers {status}.", by_input=status == 500)
     if status == 413:
@@ -143,25 +154,21 @@ def read_reported(document: Mapping[str, Any], sent: NamesSent, now_s: float) ->
     Without one it is the failure of the server, unless the error's type names the client's.
     """
     error = document.get("error") or document
-    fields = error if isinstance(error, dict) else {"message": error}
-    named = (fields.get(name) for name in ("code", "status", "status_code", "http_status_code"))
-    status = next((code for code in map(_status, named) if code), 0) or _status_of_type(fields)
+    fields: Mapping[str, Any] = error if isinstance(error, dict) else {"message": error}
+    status = 0
+    for name in ("code", "status", "status_code", "http_status_code"):
+        try:
+            code = int(fields.get(name) or 0)
+        except (TypeError, ValueError, OverflowError):
+            continue
+        if 400 <= code < 600:
+            status = code
+            break
+    if not status:
+        named = (fields.get(name) for name in ("type", "code", "error_type", "status"))
+        kind = " ".join(each.lower() for each in named if isinstance(each, str)).replace("_", "").replace(" ", "")
+        status = next((status for words, status in _KINDS if any(word in kind for word in words)), 500)
     return read_refusal(status, {}, msgspec.json.encode(document), sent, now_s)
-
-
-def _status(code: Any) -> int:
-    """The HTTP status of an error's code; 0 if it is none."""
-    try:
-        status = int(code)
-    except (TypeError, ValueError, OverflowError):
-        return 0
-    return status if 400 <= status < 600 else 0
-
-
-def _status_of_type(fields: Mapping[str, Any]) -> int:
-    named = (fields.get(name) for name in ("type", "code", "error_type", "status"))
-    kind = " ".join(each.lower() for each in named if isinstance(each, str)).replace("_", "").replace(" ", "")
-    return next((status for words, status in _KINDS if any(word in kind for word in words)), 500)
 
 
 def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
@@ -183,19 +190,6 @@ def _number(text: str | None, divisor: float) -> float | None:
     return value if value >= 0 else None  # Excludes NaN too.
 
 
-def _fault(named: Sequence[str], text: str, sent: Collection[str]) -> str | None:
-    """The first name of the request that the server gives as the fault, exactly or in its words."""
-    names = sorted(sent, key=lambda name: (name in _EVERYWHERE, name))
-    mentioned = [each for each in names if each != "text" and re.search(rf"\b{re.escape(each)}\b", text)]
-    given = (
-        *(each for each in named if each in PARAMETERS or each in names),
-        *(each for each in mentioned if each not in _EVERYWHERE),
-        *(each for words, of in _WORDS if words.search(text) for each in of if each in names),
-        *mentioned,
-    )
-    return next(iter(given), None)
-
-
 def names_field(body: bytes, name: str) -> bool:
     """Whether an error is about this field of the body."""
     named, text = _error_fields(body)
@@ -212,13 +206,9 @@ def _error_fields(body: bytes) -> tuple[Sequence[str], str]:
         return (), ""
     error = document.get("error", document)
     error = error if isinstance(error, dict) else {"message": error}
-    named = [error.get("param"), *_fastapi_fields(document.get("detail"))]
     detail = document.get("detail")
+    # FastAPI's format: [{"loc": ["body", "temperature"], ...}].
+    rows = [row.get("loc") for row in detail if isinstance(row, dict)] if isinstance(detail, list) else []
+    named = [error.get("param"), *(each for loc in rows if isinstance(loc, list) for each in loc)]
     text = f"{error.get('message') or detail or ''} {error.get('code') or ''}".lower()
     return [each for each in named if isinstance(each, str)], text
-
-
-def _fastapi_fields(detail: Any) -> list[Any]:
-    """FastAPI's format: [{"loc": ["body", "temperature"], ...}]."""
-    rows = [row.get("loc") for row in detail if isinstance(row, dict)] if isinstance(detail, list) else []
-    return [each for loc in rows if isinstance(loc, list) for each in loc]

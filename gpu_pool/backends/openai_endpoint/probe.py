@@ -5,15 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gpu_pool.backends.backend import InvalidOutput
-from gpu_pool.backends.openai_endpoint.availability import SILENT
-from gpu_pool.backends.openai_endpoint.client import (
-    CallTimeout,
-    EndpointResponse,
-    NoResponse,
-    ResponseAborted,
-    Transport,
-)
+from gpu_pool.backends.openai_endpoint.client import EndpointResponse, Transport
 from gpu_pool.backends.openai_endpoint.context import listed_context, read_context
 from gpu_pool.backends.openai_endpoint.errors import KEY_STATUSES, LOADING, NO_KEY, is_loading
 from gpu_pool.backends.openai_endpoint.messages import ROUTES, Body
@@ -50,18 +42,25 @@ _models = msgspec.json.Decoder(_Models | list[dict[str, Any]])  # Some services 
 
 
 async def probe(transport: Transport, address: EndpointUrl, before: str = "") -> ProbeResult:
-    """`before`: the model chosen last, which is kept if the server still has it. Never raises."""
-    try:
-        found = await _model(transport, address, before)
-        if found.fault:
-            return found
-        tokens = found.context_tokens or await read_context(transport, address.root)
-        seen = await _routes(transport, found.model)
-        return seen._replace(owner=found.owner, context_tokens=tokens, listed=found.listed)
-    except CallTimeout:
-        return ProbeResult(SILENT)
-    except (NoResponse, ResponseAborted, InvalidOutput) as error:
-        return ProbeResult(str(error))
+    """`before`: the model chosen last, which is kept if the server still has it. Raises CALL_FAILURES."""
+    found = await _model(transport, address, before)
+    if found.fault:
+        return found
+    tokens = found.context_tokens or await read_context(transport, address.root)
+
+    # This generates nothing: the status for a body without an input shows whether a route exists.
+    routes = sorted(set(ROUTES.values()))
+    body = Body(msgspec.json.encode({"model": found.model, "max_tokens": 1}))
+    replies = await asyncio.gather(*(transport.post(route, body, PROBE_TIMEOUT_S) for route in routes))
+    if any(reply.status in KEY_STATUSES for reply in replies):
+        return ProbeResult(NO_KEY, ours=True)
+    if any(is_loading(reply.status, reply.body) for reply in replies):
+        return ProbeResult(LOADING)
+    present = {route for route, reply in zip(routes, replies, strict=True) if reply.status not in ABSENT}
+    tasks = frozenset(task for task, route in ROUTES.items() if route in present)
+    if not tasks:
+        return ProbeResult("The endpoint has neither /completions nor /chat/completions nor /embeddings.", ours=True)
+    return found._replace(tasks=tasks, context_tokens=tokens)
 
 
 async def _model(transport: Transport, address: EndpointUrl, before: str) -> ProbeResult:
@@ -116,19 +115,3 @@ def _chosen(reply: EndpointResponse, wanted: str, before: str) -> ProbeResult:
     entry = listed[model]
     owner, context_tokens = str(entry.get("owned_by")), listed_context(entry)
     return ProbeResult(model=model, owner=owner, context_tokens=context_tokens, listed=True)
-
-
-async def _routes(transport: Transport, model: str) -> ProbeResult:
-    """Generates nothing: the status for a body without an input shows whether a route exists."""
-    routes = sorted(set(ROUTES.values()))
-    body = Body(msgspec.json.encode({"model": model, "max_tokens": 1}))
-    found = await asyncio.gather(*(transport.post(route, body, PROBE_TIMEOUT_S) for route in routes))
-    if any(reply.status in KEY_STATUSES for reply in found):
-        return ProbeResult(NO_KEY, ours=True)
-    if any(is_loading(reply.status, reply.body) for reply in found):
-        return ProbeResult(LOADING)
-    present = {route for route, reply in zip(routes, found, strict=True) if reply.status not in ABSENT}
-    there = frozenset(task for task, route in ROUTES.items() if route in present)
-    if not there:
-        return ProbeResult("The endpoint has neither /completions nor /chat/completions nor /embeddings.", ours=True)
-    return ProbeResult(model=model, tasks=there)

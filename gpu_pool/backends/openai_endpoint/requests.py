@@ -30,7 +30,6 @@ from gpu_pool.backends.openai_endpoint.messages import (
     document_of,
     is_unusual,
     names_sent,
-    rejected_early,
     traceparent_of,
 )
 from gpu_pool.backends.openai_endpoint.reading.answers import MOST_TOKENS, ReportedError, read_answer
@@ -115,23 +114,22 @@ class EndpointCall:
 
     async def _once(self) -> CallResult | NoResponse:
         try:
-            return await (self._stream() if self._item.listener is not None else self._whole())
+            if self._item.listener is not None:
+                return await self._stream()
+            if self.left_s <= 0:
+                return TOO_SLOW
+            priority = self._context.capabilities.takes_priority
+            reply = await self._post(priority=priority)
+            if priority and refuses_priority(reply):
+                self._context.capabilities.takes_priority = False
+                reply = await self._post(priority=False)
+            return self._read(reply)
         except NoResponse as error:
             return error
         except MissingBody:
             return MISSING_BODY
         except (CallTimeout, ResponseAborted, InvalidOutput) as error:
             return failure_of(error, by_input=isinstance(error, InvalidOutput) and is_unusual(self._item))
-
-    async def _whole(self) -> CallResult:
-        priority = self._context.capabilities.takes_priority
-        if self.left_s <= 0:
-            raise CallTimeout("No time is left for this call.")
-        reply = await self._post(priority=priority)
-        if priority and refuses_priority(reply):
-            self._context.capabilities.takes_priority = False
-            reply = await self._post(priority=False)
-        return self._read(reply)
 
     async def _post(self, *, priority: bool) -> EndpointResponse:
         body = body_of(self._context.model(), [self._item], self._context.body_dir, priority=priority)
@@ -155,20 +153,18 @@ class EndpointCall:
 
     async def _stream(self) -> CallResult:
         capabilities = self._context.capabilities
-        try:
-            return await self._stream_with_priority(usage=capabilities.stream_usage)
-        except _UsageRefused:  # Older servers do not know `stream_options`; success without it shows that.
-            result = await self._stream_with_priority(usage=False)
-            if isinstance(result, ItemResult) and not result.error_code:
-                capabilities.stream_usage = False
-            return result
-
-    async def _stream_with_priority(self, *, usage: bool) -> CallResult:
-        try:
-            return await self._stream_once(usage=usage, priority=self._context.capabilities.takes_priority)
-        except _PriorityRefused:
-            self._context.capabilities.takes_priority = False
-            return await self._stream_once(usage=usage, priority=False)
+        usage, refused = capabilities.stream_usage, False
+        while True:
+            try:
+                result = await self._stream_once(usage=usage, priority=capabilities.takes_priority)
+            except _PriorityRefused:
+                capabilities.takes_priority = False
+            except _UsageRefused:  # Older servers do not know `stream_options`; success without it shows that.
+                usage, refused = False, True
+            else:
+                if refused and isinstance(result, ItemResult) and not result.error_code:
+                    capabilities.stream_usage = False
+                return result
 
     async def _stream_once(self, *, usage: bool, priority: bool) -> CallResult:
         context, item = self._context, self._item
@@ -249,13 +245,6 @@ def failure_of(
     return Unreached(str(error)) if isinstance(error, NoResponse) and not error.sent else Lost(str(error))
 
 
-def rejection(item: Item, tasks: frozenset[Task]) -> ItemResult | None:
-    """The error of an item that must not be sent to an endpoint that supports `tasks`; else None."""
-    if item.task not in tasks:
-        return ItemResult(NO_ROUTE[item.task], 0, ErrorCode.INVALID_REQUEST)
-    return rejected_early(item)
-
-
 def _input_tokens(item: Item, body_dir: str) -> int:
     """An estimate of the tokens that the server reads."""
     if item.task not in DOCUMENTS:
@@ -269,15 +258,12 @@ def _input_tokens(item: Item, body_dir: str) -> int:
 def counted_so_far(completion: StreamedCompletion, item: Item, body_dir: str) -> ItemResult:
     """The output of a stream so far and its tokens, which are 0 without a text, unless the stream has ended."""
     result = completion.result()
-    if completion.over or _has_text(result.output, item):
+    has_text = bool(result.output)
+    if item.task in DOCUMENTS:
+        has_text = bool(line_tokens(result.output[:_FIRST_LINES]) or line_tokens(result.output))
+    if completion.over or has_text:
         return counted_result(result, completion.uncounted(result.output), item, body_dir)
     return msgspec.structs.replace(result, tokens_used=0, output_tokens=0)
-
-
-def _has_text(output: str, item: Item) -> bool:
-    if item.task not in DOCUMENTS:
-        return bool(output)
-    return bool(line_tokens(output[:_FIRST_LINES]) or line_tokens(output))
 
 
 def counted_result(result: ItemResult, later: str, item: Item, body_dir: str) -> ItemResult:

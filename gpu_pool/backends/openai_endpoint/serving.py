@@ -12,26 +12,23 @@ from functools import partial
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
-from gpu_pool.model_process.deadlines import deadlines, stream_deadlines
 from gpu_pool.model_process.frame_socket import FrameConnection
-from gpu_pool.model_process.inputs import UNREADABLE, read_items, with_late
-from gpu_pool.model_process.listeners import SlotListeners
+from gpu_pool.model_process.inputs import UNREADABLE, in_time, read_items
+from gpu_pool.model_process.listeners import Listeners
 from gpu_pool.model_process.messages import (
     Available,
     Done,
     Drop,
-    FrameTooLarge,
     ModelMessage,
     Progress,
     Refused,
-    Run,
     Slots,
     TokenObjective,
     Withdraw,
     WorkerMessage,
     decode_worker_message,
     pack,
-    too_large,
+    send_done,
 )
 
 BUSY_TICK_S, IDLE_TICK_S = 0.25, 2.0
@@ -60,7 +57,7 @@ class _Request:
 class EndpointServing:
     """Receives the worker's messages and sends the results. `most`: the most slots, 0 without a limit."""
 
-    def __init__(self, endpoint: Endpoint, listeners: SlotListeners, most: int) -> None:
+    def __init__(self, endpoint: Endpoint, listeners: Listeners, most: int) -> None:
         self._endpoint = endpoint
         self._listeners = listeners
         self._most = most
@@ -89,21 +86,17 @@ class EndpointServing:
                     async with asyncio.timeout(IDLE_TICK_S):
                         await self._began.wait()
             try:
-                await self._tick()
+                load, policy = await self._endpoint.read_load(), self._endpoint.policy
+                policy.tick(time.monotonic(), load)
+                self._endpoint.watch()
+                if self._running:
+                    self._ticks += 1
+                    self.send(Progress(self._ticks))  # The endpoint may be silent; this process is not hung.
+                self._report()
+                waiting = [seq for seq, each in self._running.items() if not each.progress.has_sent]
+                self._withdraw(waiting[len(waiting) - policy.excess :] if policy.excess else [])
             except Exception:  # noqa: BLE001 - no fault may end this loop
                 traceback.print_exc()
-
-    async def _tick(self) -> None:
-        load = await self._endpoint.read_load()
-        policy = self._endpoint.policy
-        policy.tick(time.monotonic(), load)
-        self._endpoint.watch()
-        if self._running:
-            self._ticks += 1
-            self.send(Progress(self._ticks))  # The endpoint may be silent; this process is not hung.
-        self._report()
-        waiting = [seq for seq, each in self._running.items() if not each.progress.has_sent]
-        self._withdraw(waiting[len(waiting) - policy.excess :] if policy.excess else [])
 
     def _report(self) -> None:
         """Tell the worker the number of slots, if it has changed."""
@@ -118,32 +111,23 @@ class EndpointServing:
             request = self._running.get(message.seq)
             if request is not None and not request.withdrawn:
                 request.dropped = True
-                self._listeners.drop(message.seq)
+                self._listeners.drop(0, [message.seq])
                 request.stop()
         elif isinstance(message, TokenObjective):
             self._endpoint.policy.set_objective(message.tpot_ms)
         else:
-            self._start(message)
-
-    def _start(self, run: Run) -> None:
-        if not self._running:
-            self._began.set()
-        now = time.monotonic()
-        (item,) = read_items(
-            run.bodies,
-            lambda _, stream, until: self._listeners.listen(run.seq, stream, until),
-            deadlines(run, now),
-            stream_deadlines(run, now),
-        )
-        request = self._running[run.seq] = _Request(item, CallProgress())
-        request.task = asyncio.create_task(self._answer(run.seq, request), name="request")
+            if not self._running:
+                self._began.set()
+            (item,) = read_items(message, self._listeners.listen_to(message.seq), time.monotonic())
+            request = self._running[message.seq] = _Request(item, CallProgress())
+            request.task = asyncio.create_task(self._answer(message.seq, request), name="request")
 
     def _withdraw(self, seqs: list[int]) -> None:
         for seq in seqs:
             request = self._running.get(seq)
             if request is not None and not request.progress.has_sent and not request.dropped:
                 request.withdrawn = True
-                self._listeners.drop(seq)  # Or output could be sent before its task ends.
+                self._listeners.drop(0, [seq])  # Or output could be sent before its task ends.
                 request.stop()
 
     async def _answer(self, seq: int, request: _Request) -> None:
@@ -151,7 +135,11 @@ class EndpointServing:
         try:
             if request.dropped or request.withdrawn:
                 raise asyncio.CancelledError  # noqa: TRY301 - as if it had begun
-            answer = await self._result(request)
+            answer: ItemResult | HandBack = UNREADABLE
+            if (item := request.item) is not None:
+                answer = await self._endpoint.answer(item, request.progress)
+                if isinstance(answer, ItemResult):
+                    answer = in_time(item, answer)
         except asyncio.CancelledError:
             if not (request.withdrawn or request.dropped):
                 raise
@@ -169,17 +157,7 @@ class EndpointServing:
             self._report()  # First: if the engine refused it, its slot must not be filled again at once.
             self.send(Refused(seq, answer.reason, answer.counted))
             return
-        done = Done(seq, (time.perf_counter() - started) * 1000, [answer])
-        try:
-            self.send(done)
-        except FrameTooLarge:
-            self.send(too_large(done))
-
-    async def _result(self, request: _Request) -> ItemResult | HandBack:
-        if request.item is None:
-            return UNREADABLE
-        found = await self._endpoint.answer(request.item, request.progress)
-        return found if isinstance(found, HandBack) else with_late([request.item], [found])[0]
+        send_done(self.send, Done(seq, (time.perf_counter() - started) * 1000, [answer]))
 
     def send(self, message: ModelMessage) -> None:
         """Send a message to the worker; the process ends if the worker is gone. Raises FrameTooLarge."""

@@ -32,7 +32,11 @@ def read_address(spec: str) -> EndpointUrl:
     except ValueError as error:  # An invalid port, or an unclosed bracket.
         fault = str(error)
     if fault:
-        raise StartError(f"Backend {_shown(spec)!r}: {fault}; use {_FORMS[prefix]}.")
+        # Without what may be a password or a key.
+        shown, query, _ = spec.partition("?")
+        scheme, at, rest = shown.rpartition("@")
+        shown = (f"{scheme.partition('//')[0]}//...@{rest}" if at else shown) + (query and "?...")
+        raise StartError(f"Backend {shown!r}: {fault}; use {_FORMS[prefix]}.")
     place, path = f"{url.scheme}://{url.netloc}", url.path.rstrip("/")
     if prefix == PREFIX:
         path = path or "/v1"
@@ -61,10 +65,3 @@ def _is_host(name: str) -> bool:
         return bool(name.encode("idna")) and not any(each.isspace() for each in name)
     except UnicodeError:
         return False
-
-
-def _shown(spec: str) -> str:
-    """The spec without what may be a password or a key."""
-    place, query, _ = spec.partition("?")
-    scheme, at, rest = place.rpartition("@")
-    return (f"{scheme.partition('//')[0]}//...@{rest}" if at else place) + (query and "?...")

@@ -106,7 +106,12 @@ class SlotLevels:
         if waiting is None:
             return self._tried(measured, now)
         self._trial = None
-        return self._small_growth(count, waiting)
+        if waiting > AIM / 2:
+            self._quiet = 0
+            return NextLevel(count)
+        share = min(LARGEST_GROWTH, SMALL_GROWTH * 2 ** (self._quiet // 2))
+        self._quiet += 1
+        return NextLevel(count + max(1, round(share * count)), f"durations: {waiting:.0f} of {self.calls:.0f} wait")
 
     def _by_queue(self, count: int, waiting: float, throughput: float) -> NextLevel | None:
         """A reduction if too many wait; the reversal of reductions that cost throughput and made none wait less."""
@@ -140,14 +145,6 @@ class SlotLevels:
         source = "growing" if before is None else _compared(before, throughput=throughput, count=count)
         factor = 2.0 if count < DOUBLED else GROWTH
         return NextLevel(math.ceil(factor * count), source, growing=True)
-
-    def _small_growth(self, count: int, waiting: float) -> NextLevel:
-        share = min(LARGEST_GROWTH, SMALL_GROWTH * 2 ** (self._quiet // 2))
-        if waiting > AIM / 2:
-            self._quiet = 0
-            return NextLevel(count)
-        self._quiet += 1
-        return NextLevel(count + max(1, round(share * count)), f"durations: {waiting:.0f} of {self.calls:.0f} wait")
 
     def _tried(self, now: _Measured, time_s: float) -> NextLevel:
         """Compare with the last level, and try one slot or TRIAL more or less."""

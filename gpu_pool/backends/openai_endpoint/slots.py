@@ -98,7 +98,6 @@ class SlotPolicy:
         self._queue = _QueueSteps()
         self._levels = SlotLevels()
         self._slow_until = self._small_until = 0.0
-        self._stale: tuple[EngineLoad, int] | None = None
         self._load_until = 0.0
 
     def set_objective(self, tpot_ms: float) -> None:
@@ -174,13 +173,20 @@ class SlotPolicy:
             self._set(max(self._exact, self._ceiling.trial), "no refusals")
         if self._too_slow(now):
             return
-        if load is not None and not _is_usable(load, calls):
+        # Of no use without the waiting requests, or with figures that cannot be of the engine that has these calls.
+        if load is not None and (load.waiting is None or 8 * (load.running + load.waiting) < calls):
             load = None
         if load is not None:
             self._load_until, self._resumed = now + KEPT_S, False
         elif now < self._load_until:
             return
-        waiting, source = self._waiting(load, calls, now)
+        waiting: float | None
+        if load is not None and load.waiting is not None:
+            source = f"{load.source}: {load.running} running, {load.waiting} waiting"
+            waiting = load.waiting * calls / max(1, load.running + load.waiting)
+        else:
+            waiting = self._streams.waiting(reversed(self._calls), now)
+            source = f"first outputs: {waiting or 0:.0f} of {calls} wait"
         if waiting is not None:
             self._by_queue(waiting, source, calls, now, full=full, load=load)
         else:
@@ -210,24 +216,19 @@ class SlotPolicy:
             self._doubling = False
         return True
 
-    def _waiting(self, load: EngineLoad | None, calls: int, now: float) -> tuple[float | None, str]:
-        """The waiting requests of this worker in the engine, if they are known at once, and the evidence."""
-        if load is not None and load.waiting is not None:
-            source = f"{load.source}: {load.running} running, {load.waiting} waiting"
-            return load.waiting * calls / max(1, load.running + load.waiting), source
-        waiting = self._streams.waiting(reversed(self._calls), now)
-        return waiting, f"first outputs: {waiting or 0:.0f} of {calls} wait"
-
     def _by_queue(
         self, waiting: float, source: str, calls: int, now: float, *, full: bool, load: EngineLoad | None
     ) -> None:
         """Reduce at once what waits too much in two readings; else double, or approach AIM."""
         queue = self._queue
-        if self._is_stale(load):
+        if queue.is_stale(load):
             return
         falling = queue.falling(load)
         standing, queue.before = min(waiting, queue.before), waiting
-        aim = AIM if load is None else self._aim(calls)
+        aim = AIM
+        if load is not None:
+            ended = calls / self._mean_tokens if self._mean_tokens else 0.0
+            aim = min(AIM + max(0.5, ENDED_PART * ended), 1 + AIM_SHARE * calls)
         if load is None and (count := queue.before_vain_reduction(waiting, aim, self.count, self._streams, now)):
             self._streams.accept()
             self._set(count, "first outputs: fewer slots did not make them earlier")
@@ -239,12 +240,12 @@ class SlotPolicy:
             self.excess = round(standing - aim)
             self._set(calls - standing + aim - falling, source)
             self._doubling = False
-            queue.reduced(now)
-            self._stale = None if load is None else (load, STALE_TICKS)
+            queue.reduced(now, load)
             return
         news = queue.is_news(load)
         if self._doubling:
-            if waiting <= aim + slack and full and settled and news and not _cache_is_full(load):
+            has_cache = load is None or (load.cache_share or 0.0) < FULL_CACHE
+            if waiting <= aim + slack and full and settled and news and has_cache:
                 self._set(2 * self.count, source)
                 queue.settled_at = now + 2 * self._streams.settling_s
             return
@@ -252,18 +253,6 @@ class SlotPolicy:
             if queue.quiet > QUIET_TICKS:
                 queue.settled_at = now + self._streams.settling_s
             self._set(self._exact + queue.step(waiting, aim, self.count, full=full, news=news), source)
-
-    def _aim(self, calls: int) -> float:
-        """The wanted number of waiting requests of this worker."""
-        ended = calls / self._mean_tokens if self._mean_tokens else 0.0
-        return min(AIM + max(0.5, ENDED_PART * ended), 1 + AIM_SHARE * calls)
-
-    def _is_stale(self, load: EngineLoad | None) -> bool:
-        if self._stale is None:
-            return False
-        before, left = self._stale
-        self._stale = (before, left - 1) if left and load == before else None
-        return self._stale is not None
 
     def _by_answers(self, now: float, calls: int, *, full: bool) -> None:
         """Adapt the slots once enough answers have come that started after the last change."""
@@ -288,15 +277,6 @@ class SlotPolicy:
             answers.restart(now)
         self._set(change.slots, change.source)
         levels.restart()
-
-
-def _is_usable(load: EngineLoad, calls: int) -> bool:
-    """Whether the waiting requests are known, and these figures may be those of the engine that has these calls."""
-    return load.waiting is not None and 8 * (load.running + load.waiting) >= calls
-
-
-def _cache_is_full(load: EngineLoad | None) -> bool:
-    return load is not None and (load.cache_share or 0.0) >= FULL_CACHE
 
 
 class _Ceiling:
@@ -367,6 +347,7 @@ class _QueueSteps:
         self._reduced_at = 0.0
         self._first: _WaitingSince | None = None
         self._load: EngineLoad | None = None
+        self._stale: tuple[EngineLoad, int] | None = None
         self._repeated = 0
         self._recent: deque[float] = deque(maxlen=RECENT)
 
@@ -400,8 +381,17 @@ class _QueueSteps:
         self._load = load
         return self._repeated % (REPEATED_TICKS + 1) == 0
 
-    def reduced(self, now: float) -> None:
+    def is_stale(self, load: EngineLoad | None) -> bool:
+        """Whether a reading is still the one of the last reduction."""
+        if self._stale is None:
+            return False
+        before, left = self._stale
+        self._stale = (before, left - 1) if left and load == before else None
+        return self._stale is not None
+
+    def reduced(self, now: float, load: EngineLoad | None) -> None:
         """The slots were reduced: a further reduction needs two new readings."""
+        self._stale = None if load is None else (load, STALE_TICKS)
         self._reduced_at = now
         self.before = 0.0
         self.quiet = self.full_steps = 0

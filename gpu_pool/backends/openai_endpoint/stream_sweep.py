@@ -7,7 +7,7 @@ is done for it. An engine sends the tokens of all its sequences at the same mome
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import aiohttp
 
@@ -26,7 +26,7 @@ class _OpenResponse:
     silent_at: float
     until: float
     complete: "asyncio.Future[bool]"
-    seen: int = field(default=0)
+    seen: int = 0
 
 
 class StreamSweep:
@@ -61,29 +61,25 @@ class StreamSweep:
     def _sweep(self) -> None:
         now, has_new = self._clock(), False
         for response in list(self._open):
-            if not response.complete.done():
-                has_new = self._look(response, now) or has_new
+            content = response.content
+            if response.complete.done():
+                continue
+            if content.total_bytes != response.seen:
+                has_new = True
+                response.seen, response.silent_at = content.total_bytes, now + self._silence_s
+                try:
+                    # Data received before the connection was lost may complete the output; the public methods raise instead.
+                    if response.take(content._read_nowait(-1)):  # noqa: SLF001
+                        response.complete.set_result(True)
+                except Exception as error:  # noqa: BLE001 - it is of this response
+                    response.complete.set_exception(error)
+            elif (fault := content.exception()) is not None:
+                lost = ResponseAborted(f"The endpoint's response broke off: {type(fault).__name__}.")
+                response.complete.set_exception(lost)
+            elif content.is_eof():
+                response.complete.set_result(False)
+            elif now >= min(response.silent_at, response.until):
+                response.complete.set_exception(CallTimeout("The endpoint did not continue its response in time."))
         if has_new:
             self._swept()
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep) if self._open else None
-
-    def _look(self, response: _OpenResponse, now: float) -> bool:
-        """Whether something was read."""
-        content = response.content
-        if content.total_bytes != response.seen:
-            response.seen, response.silent_at = content.total_bytes, now + self._silence_s
-            try:
-                # Data received before the connection was lost may complete the output; the public methods raise instead.
-                if response.take(content._read_nowait(-1)):  # noqa: SLF001
-                    response.complete.set_result(True)
-            except Exception as error:  # noqa: BLE001 - it is of this response
-                response.complete.set_exception(error)
-            return True
-        if content.exception() is not None:
-            name = type(content.exception()).__name__
-            response.complete.set_exception(ResponseAborted(f"The endpoint's response broke off: {name}."))
-        elif content.is_eof():
-            response.complete.set_result(False)
-        elif now >= min(response.silent_at, response.until):
-            response.complete.set_exception(CallTimeout("The endpoint did not continue its response in time."))
-        return False

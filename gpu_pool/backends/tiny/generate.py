@@ -36,41 +36,6 @@ class Embedded(NamedTuple):
     tokens: int
 
 
-@torch.inference_mode()
-def embed(
-    network: Network, device: torch.device, texts: Sequence[str], on_step: Callable[[], None], padding: Padding
-) -> list[Embedded]:
-    """A vector for each text, in order; `on_step` is called after each layer of each pass, `padding` counts the passes."""
-    pieces = [(place, piece) for place, text in enumerate(texts) for piece in _pieces(text, network.shape.context)]
-    sums = torch.zeros(len(texts), network.shape.width, dtype=torch.float64)
-    counts = [0] * len(texts)
-    for first in range(0, len(pieces), LARGEST_BATCH):
-        part = pieces[first : first + LARGEST_BATCH]
-        padding.passed([len(piece) for _, piece in part])
-        for (place, piece), total in zip(
-            part, _sums(network, device, [piece for _, piece in part], on_step), strict=True
-        ):
-            sums[place] += total
-            counts[place] += len(piece)
-    vectors = functional.normalize(sums, dim=-1)
-    return [Embedded(values, count - 1) for values, count in zip(vectors.tolist(), counts, strict=True)]
-
-
-def _pieces(text: str, context: int) -> list[list[int]]:
-    tokens = model.encode(text, 4 * len(text))  # More than its bytes.
-    return [tokens[start : start + context] for start in range(0, len(tokens), context)]
-
-
-def _sums(network: Network, device: torch.device, pieces: Sequence[list[int]], on_step: Callable[[], None]) -> Tensor:
-    """The sum of each piece's hidden states (pieces, width). Padding is behind a piece, where attention does not reach."""
-    widest = max(map(len, pieces))
-    padded = [piece + [model.PAD] * (widest - len(piece)) for piece in pieces]
-    states = network.hidden(torch.tensor(padded, device=device), on_step).to("cpu", torch.float64)
-    lengths = torch.tensor([len(piece) for piece in pieces]).unsqueeze(1)
-    real = torch.arange(widest).unsqueeze(0) < lengths
-    return (states * real.unsqueeze(-1)).sum(dim=1)
-
-
 class TinyModel:
     """The loaded model. Not thread-safe."""
 
@@ -118,9 +83,31 @@ class TinyModel:
             running -= len(loop.step(on_step or nothing))
         return [row.result() for row in rows]
 
-    def embed(self, texts: Sequence[str], on_step: Callable[[], None] | None = None) -> list[Embedded]:
-        """A vector for each text, in order, with the number of tokens that were read."""
-        return embed(self._network, self._device, texts, on_step or nothing, self.padding)
+    @torch.inference_mode()
+    def embed(self, texts: Sequence[str], on_step: Callable[[], None] = nothing) -> list[Embedded]:
+        """A vector for each text, in order; `on_step` is called after each layer of each pass."""
+        network, context = self._network, self._network.shape.context
+        pieces: list[tuple[int, list[int]]] = []
+        for place, text in enumerate(texts):
+            tokens = model.encode(text, 4 * len(text))  # More than its bytes.
+            pieces += [(place, tokens[start : start + context]) for start in range(0, len(tokens), context)]
+        sums = torch.zeros(len(texts), network.shape.width, dtype=torch.float64)
+        counts = [0] * len(texts)
+        for first in range(0, len(pieces), LARGEST_BATCH):
+            part = pieces[first : first + LARGEST_BATCH]
+            lengths = [len(piece) for _, piece in part]
+            self.padding.passed(lengths)
+            # Padding is behind a piece, where attention does not reach.
+            widest = max(lengths)
+            padded = [piece + [model.PAD] * (widest - len(piece)) for _, piece in part]
+            states = network.hidden(torch.tensor(padded, device=self._device), on_step).to("cpu", torch.float64)
+            real = torch.arange(widest).unsqueeze(0) < torch.tensor(lengths).unsqueeze(1)
+            totals = (states * real.unsqueeze(-1)).sum(dim=1)
+            for (place, piece), total in zip(part, totals, strict=True):
+                sums[place] += total
+                counts[place] += len(piece)
+        vectors = functional.normalize(sums, dim=-1)
+        return [Embedded(values, count - 1) for values, count in zip(vectors.tolist(), counts, strict=True)]
 
     def loop(self) -> RowLoop[TinySequence]:
         """A loop of its own, without rows."""
@@ -192,13 +179,11 @@ class TinyDecoder:
         tokens, clear = _choose(rows, scores)
         for row, token, settled in zip(rows, tokens, clear, strict=True):
             if not settled and row.repeatable:
-                token = _choose([row], self._score_alone(row))[0][0]
+                # Without cache and other rows the scores are the same in every batch.
+                alone = cast("Tensor", self._network(torch.tensor([row.tokens], device=self._device)))
+                token = _choose([row], alone[:, -1])[0][0]
                 progress()
             row.take(token)
-
-    def _score_alone(self, row: TinySequence) -> Tensor:
-        """Score the next token from the row's whole text, without cache or other rows: the same in every batch."""
-        return cast("Tensor", self._network(torch.tensor([row.tokens], device=self._device)))[:, -1]
 
 
 def _choose(rows: Sequence[TinySequence], scores: Tensor) -> tuple[list[int], list[bool]]:

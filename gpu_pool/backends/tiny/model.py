@@ -253,13 +253,6 @@ def load_network(device: torch.device, path: Path = PATH, sha256: str = SHA256) 
 
     Raises `WeightsError` if the file is missing or its SHA-256 is not `sha256`.
     """
-    tensors = {name: tensor.float() for name, tensor in load(_read_verified(path, sha256)).items()}
-    network = Network(NetworkShape())
-    network.load_state_dict(tensors)
-    return network.to(device).eval().requires_grad_(requires_grad=False)
-
-
-def _read_verified(path: Path, sha256: str) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -269,4 +262,7 @@ def _read_verified(path: Path, sha256: str) -> bytes:
         raise WeightsError(
             f"{path.name} has SHA-256 {found}, but {VERSION} was released with {sha256}; install Tierlane again."
         )
-    return data
+    tensors = {name: tensor.float() for name, tensor in load(data).items()}
+    network = Network(NetworkShape())
+    network.load_state_dict(tensors)
+    return network.to(device).eval().requires_grad_(requires_grad=False)

@@ -52,42 +52,38 @@ def choose(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) 
     greedy = temperature == 0.0
     best = scores.topk(2, dim=-1)
     tokens, clear = best.indices[:, 0], best.values[:, 0] - best.values[:, 1] > 2 * NOISE
-    if not bool(greedy.all()):
-        drawn, drawn_clear = _draw(scores, torch.where(greedy, 1.0, temperature), top_p, uniform)
-        tokens, clear = torch.where(greedy, tokens, drawn), torch.where(greedy, clear, drawn_clear)
-    return ChosenTokens(tokens.tolist(), clear.tolist())
+    if bool(greedy.all()):
+        return ChosenTokens(tokens.tolist(), clear.tolist())
 
-
-def _draw(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Invert the distribution function at `uniform`, over the tokens in the order of their ids.
-
-    Unlike an order by probability, this one does not change when two probabilities nearly tie.
-    """
+    # For the other rows, invert the distribution function at `uniform`, over the tokens in the order of their ids. Unlike an
+    # order by probability, this one does not change when two probabilities nearly tie.
+    temperature = torch.where(greedy, 1.0, temperature)
     scaled = scores / temperature.unsqueeze(1)
     slack = 2 * NOISE / temperature.unsqueeze(1)
-    kept, nucleus_clear = _kept(scaled, top_p, slack)
-    reached = torch.softmax(scaled.masked_fill(~kept, -torch.inf), dim=-1).cumsum(dim=-1)
-    point = uniform.unsqueeze(1)
-    token = (reached <= point).sum(dim=-1)
-    # Rounding may leave the last sum slightly under 1; the last kept token gets the rest.
-    last = scores.shape[1] - 1 - kept.flip(1).to(torch.uint8).argmax(dim=-1)
-    clear = ((reached - point).abs() > _reach(reached, slack)).all(dim=-1)
-    return torch.minimum(token, last), clear & nucleus_clear
-
-
-def _kept(scaled: Tensor, top_p: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
-    """Which tokens may be drawn and whether that is clear: all of them, except in rows whose `top_p` is under 1."""
-    kept, clear = torch.ones_like(scaled, dtype=torch.bool), torch.ones_like(top_p, dtype=torch.bool)
+    # All tokens may be drawn, except in rows whose `top_p` is under 1.
+    kept, nucleus_clear = torch.ones_like(scaled, dtype=torch.bool), torch.ones_like(top_p, dtype=torch.bool)
     narrow = (top_p < 1.0).nonzero().squeeze(1)
     if len(narrow):
-        kept[narrow], clear[narrow] = _nucleus(scaled[narrow], top_p[narrow].unsqueeze(1), slack[narrow])
-    return kept, clear
+        kept[narrow], nucleus_clear[narrow] = _nucleus(scaled[narrow], top_p[narrow].unsqueeze(1), slack[narrow])
+    reached = torch.softmax(scaled.masked_fill(~kept, -torch.inf), dim=-1).cumsum(dim=-1)
+    point = uniform.unsqueeze(1)
+    # Rounding may leave the last sum slightly under 1; the last kept token gets the rest.
+    last = scores.shape[1] - 1 - kept.flip(1).to(torch.uint8).argmax(dim=-1)
+    drawn = torch.minimum((reached <= point).sum(dim=-1), last)
+    drawn_clear = ((reached - point).abs() > _reach(reached, slack)).all(dim=-1) & nucleus_clear
+    tokens, clear = torch.where(greedy, tokens, drawn), torch.where(greedy, clear, drawn_clear)
+    return ChosenTokens(tokens.tolist(), clear.tolist())
 
 
 def _nucleus(scaled: Tensor, top_p: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
     """Which tokens are kept (the likeliest that together have `top_p`) and whether that set is clear."""
     every = torch.softmax(scaled, dim=-1)
-    ordered, order = _likely(scaled, every, top_p)
+    is_enough = False
+    if scaled.shape[1] > LIKELY:
+        ordered, order = scaled.topk(LIKELY, dim=-1)
+        is_enough = bool((every.gather(1, order).sum(dim=-1, keepdim=True) > top_p + MARGIN).all())
+    if not is_enough:
+        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
     shares = every.gather(1, order)
     before = shares.cumsum(dim=-1) - shares
     inside = before < top_p
@@ -95,15 +91,6 @@ def _nucleus(scaled: Tensor, top_p: Tensor, slack: Tensor) -> tuple[Tensor, Tens
     edge = ((before - top_p).abs() > _reach(before, slack)).all(dim=-1)
     swap = ((ordered[:, :-1] - ordered[:, 1:] > slack) | (inside[:, :-1] == inside[:, 1:])).all(dim=-1)
     return kept, edge & swap
-
-
-def _likely(scaled: Tensor, shares: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores in descending order and their tokens: enough to contain the nucleus, or all."""
-    if scaled.shape[1] > LIKELY:
-        best = scaled.topk(LIKELY, dim=-1)
-        if bool((shares.gather(1, best.indices).sum(dim=-1, keepdim=True) > top_p + MARGIN).all()):
-            return best.values, best.indices
-    return scaled.sort(dim=-1, descending=True, stable=True)
 
 
 def _reach(share: Tensor, slack: Tensor) -> Tensor:

@@ -135,7 +135,12 @@ def shares(total: int, weights: Sequence[int]) -> list[int]:
 
 def _read_texts(answer: Texts, items: Sequence[Item]) -> list[ItemResult]:
     choices = _in_order(answer.choices, len(items))
-    texts = [_text(choice) for choice in choices]
+    texts: list[str] = []
+    for choice in choices:
+        text = choice.message.content if choice.message is not None else choice.text
+        if text is None:
+            raise InvalidOutput("The model's response holds no text.")
+        texts.append(text)
     read, written = counted(answer.usage)
     tokens_in = shares(read, [len(item.input) + 1 for item in items])
     tokens_out = shares(written, [len(text) + 1 for text in texts])
@@ -153,21 +158,13 @@ def _document(head: LineHead, line: str, task: Task) -> ItemResult:
 def _read_vectors(answer: Vectors, items: Sequence[Item]) -> list[ItemResult]:
     vectors = _in_order(answer.data, len(items))
     tokens = shares(counted(answer.usage)[0], [len(item.input) + 1 for item in items])
-    return [_vector(vector.embedding, count) for vector, count in zip(vectors, tokens, strict=True)]
-
-
-def _vector(values: list[float], tokens: int) -> ItemResult:
-    try:
-        return ItemResult(write_vector(values), tokens)
-    except (ValueError, OverflowError):
-        return NO_VECTOR
-
-
-def _text(choice: EndpointChoice) -> str:
-    text = choice.message.content if choice.message is not None else choice.text
-    if text is None:
-        raise InvalidOutput("The model's response holds no text.")
-    return text
+    results: list[ItemResult] = []
+    for vector, count in zip(vectors, tokens, strict=True):
+        try:
+            results.append(ItemResult(write_vector(vector.embedding), count))
+        except (ValueError, OverflowError):
+            results.append(NO_VECTOR)
+    return results
 
 
 def _in_order(found: list[EndpointChoice] | list[Vector], expected: int) -> list:  # type: ignore[type-arg]

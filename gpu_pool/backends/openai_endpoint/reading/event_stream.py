@@ -38,10 +38,19 @@ class EventParser:
             return [StreamEvent(b"", part[6:-2])]
         events: list[StreamEvent] = []
         for line in self._lines(part):
-            if line:
-                self._field(line)
-            else:
-                self._dispatch(events)
+            name, _, value = line.partition(b":")
+            if name == b"data":
+                value = value.removeprefix(b" ")
+                self._data.append(value)
+                self._size += len(value)
+            elif name == b"event":
+                self._name = value.removeprefix(b" ")
+            elif not line:
+                self._size -= sum(map(len, self._data))
+                if data := b"\n".join(self._data):
+                    events.append(StreamEvent(self._name, data))
+                self._name, self._data = b"", []
+            # Comments, which begin with a colon, and other fields are ignored.
         if self._size > self._most_bytes:
             raise InvalidOutput("The model's stream holds an event that is too large.")
         return events
@@ -67,20 +76,3 @@ class EventParser:
             self._begun = True
             lines[0] = lines[0].removeprefix(BYTE_ORDER_MARK)
         return lines
-
-    def _field(self, line: bytes) -> None:
-        """Keep a field; comments, which begin with a colon, and other fields are ignored."""
-        name, _, value = line.partition(b":")
-        if name == b"data":
-            value = value.removeprefix(b" ")
-            self._data.append(value)
-            self._size += len(value)
-        elif name == b"event":
-            self._name = value.removeprefix(b" ")
-
-    def _dispatch(self, events: list[StreamEvent]) -> None:
-        if self._data:
-            self._size -= sum(map(len, self._data))
-            if data := b"\n".join(self._data):
-                events.append(StreamEvent(self._name, data))
-        self._name, self._data = b"", []

@@ -68,25 +68,22 @@ class StreamedCompletion:
         if event.name != ERROR and not self._reader.is_waiting:
             text = self._exact(data)
         if text is None:
-            text = self._unusual(event.name, data)
+            # An error, or an event that differs from OpenAI's format.
+            document = self._reader.read(data)
+            if event.name == ERROR or (document and (document.get("error") or document.get("object") == "error")):
+                if self.over:
+                    return ""
+                raise ReportedError({"message": data.decode("utf-8", "replace")} if document is None else document)
+            text = None if document is None else self._converted(document)
+        if text is None:
+            self.skipped += 1
+            return ""
         if text:
             self._texts.append(text)
             self.length += len(text)
         if usage is not self._usage:
             self._usage_length = self.length
         return text
-
-    def _unusual(self, name: bytes, data: bytes) -> str:
-        """The text of an event that is an error, or differs from OpenAI's format."""
-        document = self._reader.read(data)
-        if name == ERROR or (document is not None and (document.get("error") or document.get("object") == "error")):
-            if self.over:
-                return ""
-            raise ReportedError({"message": data.decode("utf-8", "replace")} if document is None else document)
-        text = None if document is None else self._converted(document)
-        if text is None:
-            self.skipped += 1
-        return text or ""
 
     def _exact(self, data: bytes) -> str | None:
         """The text of an event in OpenAI's format; None for any other."""
@@ -125,11 +122,7 @@ class StreamedCompletion:
     def result(self) -> ItemResult:
         """The output so far, with the tokens that the server counted last."""
         read, written = counted(self._usage)
-        return ItemResult("".join(self._texts), read + written, "", written, self._finish_reason)
-
-    @property
-    def _finish_reason(self) -> str:
-        return finish(self._reason)
+        return ItemResult("".join(self._texts), read + written, "", written, finish(self._reason))
 
 
 class StreamedDocument(StreamedCompletion):
@@ -171,6 +164,6 @@ class StreamedDocument(StreamedCompletion):
                 self._reason = choice.finish_reason
         return line if head.choices or head.usage is not None else ""
 
-    @property
-    def _finish_reason(self) -> str:
-        return DOCUMENT
+    def result(self) -> ItemResult:
+        """The lines so far, with the tokens that the server counted last."""
+        return msgspec.structs.replace(super().result(), finish_reason=DOCUMENT)

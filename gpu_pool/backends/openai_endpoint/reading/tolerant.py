@@ -63,8 +63,16 @@ class TolerantReader:
             choice["text"] = self._joined(text, (index, "text")) if isinstance(text, str) else None
         reason = choice.get("finish_reason")
         choice["finish_reason"] = reason if isinstance(reason, str) else None
-        if reason:
-            self._complete(choice, index)
+        if not reason:
+            return choice
+        # Nothing of this choice follows: each half that is left is replaced.
+        for path in [path for path in self._halves if path[0] == index]:
+            del self._halves[path]
+            if path[1:] == ("text",):
+                choice["text"] = (choice.get("text") or "") + "\ufffd"
+            elif isinstance(key := path[-1], str):
+                message = choice[str(path[1])] = choice.get(str(path[1])) or {}
+                message[key] = (message.get(key) or "") + "\ufffd"
         return choice
 
     def _message(self, message: Any, path: Path) -> dict[str, Any] | None:
@@ -81,23 +89,22 @@ class TolerantReader:
         if "tool_calls" in message:
             calls = message["tool_calls"]
             found = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-            message["tool_calls"] = [self._call(call, at, path) for at, call in enumerate(found)] or None
+            for at, call in enumerate(found):
+                index = _count(call.get("index"), at)
+                if "index" in call:
+                    call["index"] = index
+                if not isinstance(call.get("id"), str | None):
+                    call["id"] = str(call["id"])
+                function = call.get("function")
+                if not isinstance(function, dict):
+                    call.pop("function", None)
+                    continue
+                if not isinstance(function.get("name"), str | None):
+                    function["name"] = None
+                if isinstance(function.get("arguments"), str):
+                    function["arguments"] = self._joined(function["arguments"], (*path, index))
+            message["tool_calls"] = found or None
         return message
-
-    def _call(self, call: dict[str, Any], at: int, path: Path) -> dict[str, Any]:
-        index = _count(call.get("index"), at)
-        if "index" in call:
-            call["index"] = index
-        if not isinstance(call.get("id"), str | None):
-            call["id"] = str(call["id"])
-        function = call.get("function")
-        if not isinstance(function, dict):
-            return {name: value for name, value in call.items() if name != "function"}
-        if not isinstance(function.get("name"), str | None):
-            function["name"] = None
-        if isinstance(function.get("arguments"), str):
-            function["arguments"] = self._joined(function["arguments"], (*path, index))
-        return call
 
     def _joined(self, text: str, path: Path) -> str:
         """The text after the half that came before; a half at its end is kept for the next event."""
@@ -106,16 +113,6 @@ class TolerantReader:
             self._halves[path] = text[-1]
             text = text[:-1]
         return _characters(text)
-
-    def _complete(self, choice: dict[str, Any], index: int) -> None:
-        """Nothing of this choice follows: each half that is left is replaced."""
-        for path in [path for path in self._halves if path[0] == index]:
-            del self._halves[path]
-            if path[1:] == ("text",):
-                choice["text"] = (choice.get("text") or "") + "\ufffd"
-            elif isinstance(name := path[-1], str):
-                message = choice[str(path[1])] = choice.get(str(path[1])) or {}
-                message[name] = (message.get(name) or "") + "\ufffd"
 
 
 def _characters(text: str) -> str:
