@@ -15,8 +15,8 @@ from gateway.grpc.call import MessageStream
 from gateway.grpc.open_inference_pb2 import (
     ModelStreamInferResponse,
 )
-from gateway.inference.pending import PendingRequest
 from gateway.inference.call import Call
+from gateway.inference.pending import PendingRequest
 from integration.gateway_fixtures import Stack, accepted, running_stack
 from integration.grpc_fixtures import SERVICE, Channel, channel, infer, key, request, stack
 from scheduler.errors import HTTP, ErrorCode
