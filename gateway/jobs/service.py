@@ -57,7 +57,7 @@ class Jobs:
             self._store = JobStore(config.jobs.database_url, config.place, config.jobs.kept_ms / 1000)
             self.serving = JobServing(parts, config.jobs, self._store, self.submit)
             self.submit = self.serving.submit
-        terminations = Terminations(parts.client, Keys.at(config.redis_url, config.pool))
+        terminations = Terminations(parts.client, Keys.at(config.redis_url, config.pool), lease_ms=config.lease_ms)
         self.result = JobResultHandler(
             parts.inference, parts.parts.error_responses, terminations, parts.parts.cancellations, self._store
         )
@@ -107,14 +107,14 @@ class JobServing:
             return customer.callback_hosts if customer else None
 
         hosts = CallbackHosts(jobs.callback_hosts, own_hosts, enabled=bool(jobs.callback_secret))
-        terminations, statuses = Terminations(client, keys), RequestStatuses(client, keys)
+        terminations = Terminations(client, keys, lease_ms=config.lease_ms)
         self.submit = JobSubmitHandler(
             waiting,
             parts.inference,
             parts.parts,
             self.admission,
             store,
-            redis=JobRedis(admissions, statuses, terminations, parts.limits, parts.ask),
+            redis=JobRedis(admissions, RequestStatuses(client, keys), terminations, parts.limits, parts.ask),
             hosts=hosts,
         )
         self.listener = subscriber_client(config.redis_url)
@@ -122,7 +122,7 @@ class JobServing:
         self.inbox = JobInbox()
         self._results = Results(client, keys)
         self._tasks = parts.tasks
-        self.scan = JobScan(config.place, statuses, terminations, admissions, parts.limits)
+        self.scan = JobScan(config.place, RequestStatuses(client, keys), terminations, admissions, parts.limits)
         self.reconciler = JobReconciler(
             jobs.session_url or jobs.database_url,
             config.place,

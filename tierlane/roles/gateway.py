@@ -71,11 +71,18 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         customer_connections=max(1, round(settings.max_connections * settings.customer_connection_share)),
         drain_timeout_s=settings.drain_ms / 1000,
         scale=settings.scale_rules,
-        replays=ReplayLimits(
-            settings.idempotency_keep_ms, settings.idempotency_max_answers, settings.idempotency_max_bytes
+        replays=settings.config_of(ReplayLimits, "idempotency_"),
+        jobs=settings.config_of(
+            JobConfig,
+            "callback_",
+            database_url=settings.statement_url,
+            session_url=settings.session_url,
+            total_ms=settings.job_deadline_ms,
+            kept_ms=settings.job_result_ms,
+            callback_hosts=settings.callback_host_list,
+            callback_secret=settings.callback_key,
         ),
-        jobs=_job_config(settings),
-        grpc=_grpc_config(settings),
+        grpc=settings.config_of(GrpcConfig, "grpc_") if settings.grpc_port else None,
         responses=ResponseStoreConfig(
             database_url=settings.statement_url,
             count=settings.stored_responses,
@@ -93,30 +100,6 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         ),
         schedulers_expected=settings.schedulers > 0,
         silent_ms=max(SILENT_MS, MISSED_PASSES * settings.reap_ms),
-    )
-
-
-def _grpc_config(settings: "Settings") -> GrpcConfig | None:
-    if not settings.grpc_port:
-        return None
-    return GrpcConfig(
-        port=settings.grpc_port,
-        tls_cert=settings.grpc_tls_cert,
-        tls_key=settings.grpc_tls_key,
-        tls_ca=settings.grpc_tls_ca,
-    )
-
-
-def _job_config(settings: "Settings") -> JobConfig:
-    return JobConfig(
-        database_url=settings.statement_url,
-        session_url=settings.session_url,
-        total_ms=settings.job_deadline_ms,
-        kept_ms=settings.job_result_ms,
-        callback_hosts=settings.callback_host_list,
-        callback_secret=settings.callback_key,
-        private_addresses=settings.callback_private_addresses,
-        shared_signature=settings.callback_shared_signature,
     )
 
 
@@ -223,10 +206,5 @@ def tokens_of(settings: "Settings", catalog: Catalog) -> TokenLookup | None:
 
 def jwt_config(settings: "Settings", jwks: str) -> JwtConfig:
     """Which tokens are accepted. Raises StartError."""
-    return JwtConfig(
-        jwks=jwks,
-        issuer=settings.jwt_issuer,
-        audience=settings.jwt_audience,
-        algorithms=tuple(name.strip() for name in settings.jwt_algorithms.split(",") if name.strip()),
-        customer_claim=settings.jwt_customer_claim,
-    )
+    algorithms = tuple(name.strip() for name in settings.jwt_algorithms.split(",") if name.strip())
+    return settings.config_of(JwtConfig, "jwt_", jwks=jwks, algorithms=algorithms)

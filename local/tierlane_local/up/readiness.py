@@ -19,7 +19,13 @@ DISTRIBUTES = sys.platform == "linux"  # New connections to the gateways on one 
 
 
 async def wait_until_ready(
-    http_url: str, service_token: str, redis_urls: Collection[str], pools: Collection[str], gateways: Collection[str]
+    http_url: str,
+    service_token: str,
+    redis_urls: Collection[str],
+    pools: Collection[str],
+    gateways: Collection[str],
+    *,
+    gone_ms: int,
 ) -> None:
     """Return when each of the gateways serves these pools, in any cell; the caller sets the deadline.
 
@@ -29,7 +35,7 @@ async def wait_until_ready(
     while True:
         for _ in gateways:
             seen = await asyncio.to_thread(_look, http_url, service_token, pools)
-            if seen is None or await _missing(redis_urls, seen.unserved):
+            if seen is None or await _missing(redis_urls, seen.unserved, gone_ms):
                 break
             waiting_for.discard(seen.gateway)
             if not waiting_for or not DISTRIBUTES:
@@ -37,11 +43,11 @@ async def wait_until_ready(
         await asyncio.sleep(POLL_S)
 
 
-async def _missing(redis_urls: Collection[str], pools: Sequence[str]) -> bool:
+async def _missing(redis_urls: Collection[str], pools: Sequence[str], gone_ms: int) -> bool:
     """Whether one of these pools has not started. With a model that is too slow, it has, but without a healthy worker."""
     if not pools:
         return False
-    workers = await measured_workers(redis_urls, pools)
+    workers = await measured_workers(redis_urls, pools, gone_ms)
     return any(all(worker.status != SLOW for worker in workers[pool]) for pool in pools)
 
 

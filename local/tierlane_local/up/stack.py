@@ -213,7 +213,9 @@ class Stack:
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 urls = self._cell_urls(settings).values()
-                await wait_until_ready(self._http_url, token, urls, _pools(settings), gateways)
+                await wait_until_ready(
+                    self._http_url, token, urls, _pools(settings), gateways, gone_ms=settings.gone_ms
+                )
         except TimeoutError:
             raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; see the log above.") from None
 
@@ -221,7 +223,7 @@ class Stack:
         """Print the limits of each pool, and warn about models that cannot meet them, once they are measured."""
         while True:
             urls = self._cell_urls(settings).values()
-            pools = await measured_workers(urls, _pools(settings))
+            pools = await measured_workers(urls, _pools(settings), settings.gone_ms)
             workers = [each for pool in pools.values() for each in pool]
             if workers and all(is_measured(worker) for worker in workers):  # None: Redis does not respond.
                 break
