@@ -275,10 +275,6 @@ class OptionReader:
 
 def run_tool(tool: Tool, run: Run, argv: list[str], *, says: str, epilog: str) -> int:
     """Run a tool with these arguments; return the exit code. `says` and `epilog` (with an example) begin and end its help."""
-    return run_group(_application(tool, run, says, epilog), tool.name, argv)
-
-
-def _application(tool: Tool, run: Run, says: str, epilog: str) -> typer.Typer:
     app = single_verb()
 
     def command(**given: Any) -> None:
@@ -286,7 +282,7 @@ def _application(tool: Tool, run: Run, says: str, epilog: str) -> typer.Typer:
 
     set_options(command, parameters(tool.options, tool.variable, reads=True))
     app.command(name=tool.name, help=says, epilog=epilog, cls=VerbCommand)(command)
-    return app
+    return run_group(app, tool.name, argv)
 
 
 def set_options(command: Callable[..., None], options: list[inspect.Parameter]) -> None:

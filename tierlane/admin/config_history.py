@@ -10,13 +10,12 @@ from ledger.postgres import Connection
 from tierlane.admin.change_result import changed_columns
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import fetch
-from tierlane.output import Column, print_rows, readable
+from tierlane.output import Column, named, print_rows, readable
 
 COLUMNS = (
     Column("changed_at", "WHEN"),
     Column("changed_by", "WHO"),
-    Column("row", "ROW"),
-    Column("change", "CHANGE"),
+    *named("row", "change"),
 )
 _NOT_SHOWN = frozenset({"id", "name", "customer_id", "created_at", "last_used_at"})
 """Columns of a new row that repeat the other cells."""

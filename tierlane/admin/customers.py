@@ -22,28 +22,22 @@ from tierlane.admin.limit_columns import LIMITS
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import apply, fetch, show_rows
 from tierlane.connect import UsageError, VerbError
-from tierlane.output import Column, aligned, counted, print_json, print_rows, printable, readable
+from tierlane.output import Column, aligned, counted, named, print_json, print_rows, printable, readable
 
 INHERITED = (*(column.field for column in LIMITS), "max_queue_ms")
 """Columns in which null means the value of the tier."""
 
 MOST_KEYS = 1000
 CUSTOMER_COLUMNS = (
-    Column("name", "NAME"),
-    Column("tier", "TIER"),
-    Column("weight", "WEIGHT"),
-    Column("status", "STATUS"),
+    *named("name", "tier", "weight", "status"),
     *LIMITS,
     Column("max_queue_ms", "WAIT MS"),
-    Column("cell", "CELL"),
-    Column("spread", "SPREAD"),
+    *named("cell", "spread"),
     Column("live_keys", "KEYS"),
     Column("created_at", "CREATED"),
 )
 KEY_COLUMNS = (
-    Column("id", "ID"),
-    Column("name", "NAME"),
-    Column("state", "STATE"),
+    *named("id", "name", "state"),
     Column("created_at", "CREATED"),
     Column("expires_at", "EXPIRES"),
     Column("last_used_at", "LAST USED"),
@@ -51,7 +45,7 @@ KEY_COLUMNS = (
     Column("burst", "BURST"),
 )
 KEY_LIST_COLUMNS = (KEY_COLUMNS[0], Column("customer", "CUSTOMER"), *KEY_COLUMNS[1:])
-QUOTA_COLUMNS = (Column("tier", "TIER"), Column("customer", "CUSTOMER"), Column("quota", "QUOTA"))
+QUOTA_COLUMNS = named("tier", "customer", "quota")
 _LIMIT_SOURCES = (Column("limit", "LIMIT"), Column("value", "VALUE"), Column("source", "FROM"))
 _QUOTA_SOURCES = (Column("quota", "QUOTA"), Column("source", "FROM"))
 DAYS_AS_WEEKS = (

@@ -74,14 +74,13 @@ async def apply(call: VerbCall, change: Callable[[Connection], Awaitable[ChangeR
 
 def actor_of(call: VerbCall) -> str:
     """The name for config_changes: --actor, or the user of this machine. Raises UsageError if it is not a name."""
-    actor = (call.actor if call.actor is not None else _os_user()).strip()
+    actor = call.actor
+    if actor is None:
+        try:
+            actor = getpass.getuser()
+        except (OSError, KeyError):  # A container may have no name for its user.
+            actor = f"uid {os.getuid()}"
+    actor = actor.strip()
     if not 0 < len(actor) <= MOST_ACTOR_CHARS or not actor.isprintable():
         raise UsageError(f"--actor: must be a name of 1 to {MOST_ACTOR_CHARS} printable characters, got {actor!r}")
     return actor
-
-
-def _os_user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # A container may have no name for its user.
-        return f"uid {os.getuid()}"

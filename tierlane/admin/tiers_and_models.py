@@ -16,7 +16,7 @@ from tierlane.admin.limit_columns import LIMITS
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import apply, fetch, show_rows
 from tierlane.connect import UsageError
-from tierlane.output import Column, print_json, print_rows, readable
+from tierlane.output import Column, named, print_json, print_rows, readable
 
 _MEANING = (Column("field", "FIELD"), Column("value", "VALUE"), Column("meaning", "MEANING"))
 
@@ -101,13 +101,10 @@ TIERS = NamedRows(
         Column("max_queue_ms", "WAIT MS"),
         Column("shed_depth", "SHED DEPTH"),
         Column("shed_wait_ms", "SHED MS"),
-        Column("shadow", "SHADOW"),
-        Column("paused", "PAUSED"),
-        Column("slo_ms", "SLO MS"),
+        *named("shadow", "paused", "slo_ms"),
         Column("slo_success", "SLO"),
         Column("interactive_jobs", "JOBS"),
-        Column("quotas", "QUOTAS"),
-        Column("customers", "CUSTOMERS"),
+        *named("quotas", "customers"),
     ),
 )
 
@@ -121,9 +118,7 @@ MODELS = NamedRows(
     read=list_models,
     drop=_delete_model,
     columns=(
-        Column("name", "NAME"),
-        Column("enabled", "ENABLED"),
-        Column("pool", "POOL"),
+        *named("name", "enabled", "pool"),
         Column("max_batch_size", "BATCH"),
         Column("max_batch_tokens", "BATCH TOKENS"),
         Column("max_wait_ms", "WAIT MS"),

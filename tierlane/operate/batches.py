@@ -8,18 +8,15 @@ import typer
 from ledger.batches import BatchRow, cancel_batch, find_batch, list_batches
 from tierlane.admin.options import VerbCall, Work
 from tierlane.connect import VerbError, database
-from tierlane.output import Column, aligned, print_json, print_rows, printable, readable
+from tierlane.output import Column, aligned, named, print_json, print_rows, printable, readable
 
 APPLICATION = "tierlane-batch"
 COLUMNS = (
     Column("id", "ID", whole=True),
     Column("created_at", "CREATED"),
-    Column("customer", "CUSTOMER"),
-    Column("endpoint", "ENDPOINT"),
-    Column("status", "STATUS"),
+    *named("customer", "endpoint", "status"),
     Column("total", "LINES"),
-    Column("completed", "COMPLETED"),
-    Column("failed", "FAILED"),
+    *named("completed", "failed"),
     Column("deadline", "EXPIRES"),
     Column("owner", "GATEWAY"),
 )

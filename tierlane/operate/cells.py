@@ -27,7 +27,7 @@ from tierlane.admin.change_result import ChangeResult
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import APPLICATION, actor_of, apply
 from tierlane.connect import UsageError, VerbError, database
-from tierlane.output import Column, counted, print_rows
+from tierlane.output import Column, counted, named, print_rows
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
@@ -38,13 +38,7 @@ KNOWN_AFTER_S = 2.0
 
 NO_URL = "TIERLANE_REDIS_URL is not set, so the running system cannot be read."
 COLUMNS = (
-    Column("name", "NAME"),
-    Column("state", "STATE"),
-    Column("weight", "WEIGHT"),
-    Column("server", "SERVER"),
-    Column("customers", "CUSTOMERS"),
-    Column("waiting", "WAITING"),
-    Column("running", "RUNNING"),
+    *named("name", "state", "weight", "server", "customers", "waiting", "running"),
     Column("healthy_gpus", "GPUS"),
     Column("problem", "PROBLEM"),
 )
@@ -97,14 +91,18 @@ class Layout(NamedTuple):
     pools: Collection[str]
 
 
+async def pools_to_read(connection: Connection, settings: "Settings") -> set[str]:
+    """The own pool and those of enabled models. Raises VerbError."""
+    try:
+        return pools_of((await read_models(connection)).values()) | {settings.pool}
+    except BadCatalogRow as error:
+        raise VerbError(f"The models cannot be read: {error}") from error
+
+
 async def _layout(connection: Connection, settings: "Settings") -> Layout:
     cells = {row["name"]: row for row in await list_cells(connection)}
     tiers = [tier["name"] for tier in await list_tiers(connection)]
-    try:
-        named = pools_of((await read_models(connection)).values())
-    except BadCatalogRow as error:
-        raise VerbError(f"The models cannot be read: {error}") from error
-    return Layout(cells, tiers, named | {settings.pool})
+    return Layout(cells, tiers, await pools_to_read(connection, settings))
 
 
 async def _contents(settings: "Settings", layout: Layout, name: str) -> CellContents:
@@ -170,23 +168,18 @@ def open_(name: str, values: Row, *, force: bool) -> Work:
             changing(connection, actor_of(call), dry_run=True),
         ):
             new = (await open_cell(connection, name, values)).new or {}
+        nevertheless = "--force opens the cell nevertheless."
+        if not force and not call.settings.redis_url:
+            raise VerbError(f"TIERLANE_REDIS_URL is not set, so the server cannot be checked. Set it; {nevertheless}")
         if not force:
-            await _check_server(call.settings, new)
+            try:
+                async with redis_at(cell_urls(call.settings.redis_url, [as_cell(new)])[new["name"]]) as client:
+                    await check_server(client)
+            except (StartError, VerbError) as error:
+                raise VerbError(f"The server of cell {new['name']} cannot be used: {error} {nevertheless}") from error
         return await apply(call, change)
 
     return work
-
-
-async def _check_server(settings: "Settings", row: Row) -> None:
-    """Raises VerbError if the server of a cell cannot be used."""
-    nevertheless = "--force opens the cell nevertheless."
-    if not settings.redis_url:
-        raise VerbError(f"TIERLANE_REDIS_URL is not set, so the server cannot be checked. Set it; {nevertheless}")
-    try:
-        async with redis_at(cell_urls(settings.redis_url, [as_cell(row)])[row["name"]]) as client:
-            await check_server(client)
-    except (StartError, VerbError) as error:
-        raise VerbError(f"The server of cell {row['name']} cannot be used: {error} {nevertheless}") from error
 
 
 def drain(name: str) -> Work:

@@ -18,7 +18,7 @@ from tierlane.admin.runner import actor_of
 from tierlane.admin.values import duration
 from tierlane.connect import UsageError, VerbError, database
 from tierlane.operate.cells import redis_at, urls_of_cells
-from tierlane.output import Column, aligned, counted, print_json, print_rows, printable, readable
+from tierlane.output import Column, aligned, counted, named, print_json, print_rows, printable, readable
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
@@ -28,9 +28,7 @@ DIGEST_DIGITS = 8
 COLUMNS = (
     Column("request_id", "ID", whole=True),
     Column("dead_at", "DIED"),
-    Column("customer", "CUSTOMER"),
-    Column("tier", "TIER"),
-    Column("model", "MODEL"),
+    *named("customer", "tier", "model"),
     Column("error_code", "CODE"),
     Column("attempts", "RUNS"),
     Column("worker_ids", "WORKERS"),

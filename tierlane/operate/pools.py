@@ -8,50 +8,34 @@ import typer
 from ledger.admin import rows as cordons
 from ledger.admin.changes import Row, alter, find
 from ledger.admin.rows import list_tiers
-from ledger.catalog.loader import read_models
-from ledger.catalog.quotas import BadCatalogRow
 from ledger.postgres import Connection
 from ledger.schema.catalog import tiers
 from ratelimit.request_limits import FUNCTION, LANGUAGE_MODEL, limits_of_workers
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import tag_at
-from scheduler.redis_client.keys import Keys, is_pool_name, place_name, pools_of
+from scheduler.redis_client.keys import Keys, is_pool_name, place_name
 from tierlane.admin.change_result import ChangeResult
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import APPLICATION, apply
 from tierlane.connect import UsageError, VerbError, database
-from tierlane.operate.cells import redis_at, urls_of_cells
-from tierlane.output import Column, counted, print_rows, printable
+from tierlane.operate.cells import pools_to_read, redis_at, urls_of_cells
+from tierlane.output import Column, counted, named, print_rows, printable
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
 
 WORKER_COLUMNS = (
-    Column("worker", "WORKER"),
-    Column("pool", "POOL"),
-    Column("status", "STATUS"),
-    Column("healthy", "HEALTHY"),
+    *named("worker", "pool", "status", "healthy"),
     Column("utilization", "BUSY"),
-    Column("in_flight", "IN FLIGHT"),
-    Column("slots", "SLOTS"),
-    Column("rps", "RPS"),
+    *named("in_flight", "slots", "rps"),
     Column("seen_s", "SEEN S AGO"),
     Column("backend", "BACKEND"),
     Column("slots_source", "SLOTS FROM"),
-    Column("fault", "FAULT"),
-    Column("note", "NOTE"),
+    *named("fault", "note"),
     Column("reason", "CORDONED FOR"),
 )
-QUEUE_COLUMNS = (
-    Column("tier", "TIER"),
-    Column("pool", "POOL"),
-    Column("depth", "DEPTH"),
-    Column("most", "MOST"),
-    Column("oldest_ms", "OLDEST MS"),
-    Column("most_ms", "MOST MS"),
-    Column("paused", "PAUSED"),
-)
+QUEUE_COLUMNS = named("tier", "pool", "depth", "most", "oldest_ms", "most_ms", "paused")
 
 
 class Places(NamedTuple):
@@ -95,11 +79,7 @@ async def places_of(
         if not is_pool_name(pool):
             raise UsageError(f"--pool: must be made of letters, digits, - and _, got {pool!r}")
         return Places([pool], urls)
-    try:
-        named = pools_of((await read_models(connection)).values())
-    except BadCatalogRow as error:
-        raise VerbError(f"The models cannot be read: {error}") from error
-    return Places(sorted(named | {settings.pool}), urls)
+    return Places(sorted(await pools_to_read(connection, settings)), urls)
 
 
 async def _observe_all(call: VerbCall, tier_names: Sequence[str]) -> dict[str, Observation] | None:
@@ -243,19 +223,15 @@ def pause(name: str, *, sure: bool) -> Work:
 
     async def work(call: VerbCall) -> int:
         async with database(call.settings, APPLICATION) as connection:
-            row = await find(connection, tiers, name)
-        effect = f"{await _waiting(call, name)} Requests that wait for more than {_longest(row)} get queue_timeout."
+            most_ms = (await find(connection, tiers, name))["max_queue_ms"]
+        default = f"{FUNCTION.queue_ms:,} ms (language models: {LANGUAGE_MODEL.queue_ms:,} ms)"
+        longest = default if most_ms is None else f"{most_ms:,} ms"
+        effect = f"{await _waiting(call, name)} Requests that wait for more than {longest} get queue_timeout."
         if not (sure or call.dry_run):
             typer.confirm(f"{effect} Pause {printable(name)}?", abort=True, err=True)
         return await apply(call, lambda connection: _set_paused(connection, name, paused=True, note=effect))
 
     return work
-
-
-def _longest(tier: Row) -> str:
-    if tier["max_queue_ms"] is not None:
-        return f"{tier['max_queue_ms']:,} ms"
-    return f"{FUNCTION.queue_ms:,} ms (language models: {LANGUAGE_MODEL.queue_ms:,} ms)"
 
 
 def resume(name: str) -> Work:

@@ -111,7 +111,7 @@ def configure_logs(log_format: str, log_level: str, role: str, name: str) -> Non
     render: Render = (
         structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
         if log_format == "console"
-        else structlog.processors.JSONRenderer(serializer=_to_json)
+        else structlog.processors.JSONRenderer(serializer=lambda line, **_: orjson.dumps(line, default=str).decode())
     )
     repeats = RepeatFilter(render)
     atexit.register(repeats.close)
@@ -128,10 +128,6 @@ def configure_logs(log_format: str, log_level: str, role: str, name: str) -> Non
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(role=role, name=name)
-
-
-def _to_json(line: dict[str, Any], **_: Any) -> str:
-    return orjson.dumps(line, default=str).decode()
 
 
 @contextmanager
