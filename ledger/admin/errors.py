@@ -139,15 +139,12 @@ def _broken_rule(error: IntegrityConstraintViolationError, table: Table, values:
 
 
 def _sentence(table: Table, column: str, value: object, words: str) -> str:
-    return f"{column} {words}, not {_shown(value)} ({_comment(table, column)})."
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "none"
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return f"{value:,}" if isinstance(value, int | float | Decimal) else _CREDENTIALS.sub("//***@", repr(value))
+    shown = "none" if value is None else _CREDENTIALS.sub("//***@", repr(value))
+    if isinstance(value, int | float | Decimal):
+        shown = f"{value:,}"
+    return f"{column} {words}, not {shown} ({_comment(table, column)})."
 
 
 def _comment(table: Table, column: str) -> str:

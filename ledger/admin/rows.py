@@ -128,9 +128,7 @@ async def _total(connection: Connection, query: Select[Any]) -> int:
 async def delete_tier(connection: Connection, name: str) -> list[Change]:
     """Delete a tier and its quotas. Raises ChangeRejected if it has customers or is the last tier."""
     old = await find(connection, tiers, name)
-    owned = await fetch_one(connection, select(func.count().label("n")).where(customers.c.tier == name))
-    count = (owned or {"n": 0})["n"]
-    if count:
+    if count := await _total(connection, select(customers.c.id).where(customers.c.tier == name)):
         has = "1 customer" if count == 1 else f"{count:,} customers"
         raise ChangeRejected(f"Tier {name} cannot be deleted: it has {has}; move them to another tier first.")
     if len(await fetch(connection, select(tiers.c.name))) == 1:
@@ -323,8 +321,8 @@ async def close_cell(connection: Connection, name: str, *, forced: bool) -> tupl
         raise missing(cells, name)
     if not forced and old["state"] == "open":
         raise ChangeRejected(f"Cell {name} is open: `tierlane cell drain {name}` first.")
-    named = await fetch_one(connection, select(func.count().label("n")).where(customers.c.cell == name))
-    if not forced and old["state"] != "closed" and (count := (named or {"n": 0})["n"]):
+    count = await _total(connection, select(customers.c.id).where(customers.c.cell == name))
+    if not forced and old["state"] != "closed" and count:
         name_it = "1 customer names it" if count == 1 else f"{count:,} customers name it"
         raise ChangeRejected(
             f"Cell {name} cannot be closed: {name_it}; give them another with `tierlane customer set`."

@@ -71,7 +71,10 @@ async def write_rows(
             async with asyncio.timeout(timeout_s):
                 await _write(connection, part, new=new)
         except (*VALUE_ERRORS, asyncpg.IntegrityConstraintViolationError) as error:
-            if not _rejects_the_row(error):
+            # Otherwise PostgreSQL would reject any row. A missing partition is a check violation without a constraint's name.
+            if isinstance(error, COLUMN_ERRORS):
+                raise
+            if isinstance(error, asyncpg.CheckViolationError) and not error.constraint_name:
                 raise
             if new:
                 parts.append((part, False))
@@ -108,16 +111,6 @@ async def _write(connection: Connection, rows: Sequence[Row | LetterRow], *, new
         if letters:
             await connection.executemany(statement("insert_dead_letters"), letters)
         failpoint("audit_uncommitted")
-
-
-def _rejects_the_row(error: Exception) -> bool:
-    """Whether the row is the cause; otherwise PostgreSQL would reject any row.
-
-    A missing partition is a check violation too, without the name of a constraint.
-    """
-    if isinstance(error, COLUMN_ERRORS):
-        return False
-    return not isinstance(error, asyncpg.CheckViolationError) or bool(error.constraint_name)
 
 
 class Batch:

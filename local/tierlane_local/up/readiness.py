@@ -4,7 +4,7 @@ import asyncio
 import http.client
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import closing
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -35,20 +35,16 @@ async def wait_until_ready(
     while True:
         for _ in gateways:
             seen = await asyncio.to_thread(_look, http_url, service_token, pools)
-            if seen is None or await _missing(redis_urls, seen.unserved, gone_ms):
+            if seen is None:
+                break
+            workers = await measured_workers(redis_urls, seen.unserved, gone_ms) if seen.unserved else {}
+            # A pool has not started. With a model that is too slow, it has, but without a healthy worker.
+            if any(all(worker.status != SLOW for worker in workers[pool]) for pool in seen.unserved):
                 break
             waiting_for.discard(seen.gateway)
             if not waiting_for or not DISTRIBUTES:
                 return
         await asyncio.sleep(POLL_S)
-
-
-async def _missing(redis_urls: Collection[str], pools: Sequence[str], gone_ms: int) -> bool:
-    """Whether one of these pools has not started. With a model that is too slow, it has, but without a healthy worker."""
-    if not pools:
-        return False
-    workers = await measured_workers(redis_urls, pools, gone_ms)
-    return any(all(worker.status != SLOW for worker in workers[pool]) for pool in pools)
 
 
 class _Look(NamedTuple):
