@@ -103,10 +103,18 @@ def rejected_change(
     error: IntegrityConstraintViolationError, table: Table, values: Mapping[str, Any]
 ) -> ChangeRejected:
     """The error for a constraint that was violated when `values` were written to `table`."""
+    found = _KEY.search(error.detail or "")  # PostgreSQL names columns and values of a violated key.
+    columns, value = found.groups() if found else ("", "")
     if isinstance(error, UniqueViolationError):
-        return _taken(error)
+        thing = THINGS.get(error.table_name or "", "row")
+        if not columns:
+            return ChangeRejected(f"There is already such a {thing}.")
+        named, other = f"There is already a {thing} named {value}.", f"{columns} {value} is that of another {thing}."
+        return ChangeRejected(named if columns == "name" else other)
     if isinstance(error, ForeignKeyViolationError):
-        return _not_related(error)
+        missing = f"There is no {columns.removesuffix('_id')} named {value}."
+        used = f"It cannot be deleted: {error.table_name} still refer to it."
+        return ChangeRejected(missing if columns and "is not present" in (error.detail or "") else used)
     if isinstance(error, NotNullViolationError):
         column = error.column_name or ""
         return BadValue(f"{column} must be given ({_comment(table, column)}).")
@@ -155,29 +163,6 @@ def in_sentence(comment: str) -> str:
     """The comment of a column as a part of a sentence; a first word such as USD keeps its form."""
     text = comment.rstrip(".")
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]
-
-
-def _taken(error: IntegrityConstraintViolationError) -> ChangeRejected:
-    columns, values = _key_of(error)
-    thing = THINGS.get(error.table_name or "", "row")
-    if not columns:
-        return ChangeRejected(f"There is already such a {thing}.")
-    if columns == "name":
-        return ChangeRejected(f"There is already a {thing} named {values}.")
-    return ChangeRejected(f"{columns} {values} is that of another {thing}.")
-
-
-def _not_related(error: IntegrityConstraintViolationError) -> ChangeRejected:
-    columns, values = _key_of(error)
-    if columns and "is not present" in (error.detail or ""):
-        return ChangeRejected(f"There is no {columns.removesuffix('_id')} named {values}.")
-    return ChangeRejected(f"It cannot be deleted: {error.table_name} still refer to it.")
-
-
-def _key_of(error: IntegrityConstraintViolationError) -> tuple[str, str]:
-    """The columns and values that PostgreSQL names in the detail of a violated key; empty where it names none."""
-    found = _KEY.search(error.detail or "")
-    return (found[1], found[2]) if found else ("", "")
 
 
 def _number(text: str) -> str:

@@ -125,11 +125,30 @@ class Auditor:
             settings=LEADER_SETTINGS | writer.STAGING_SETTINGS,
         )
         async with closing(connection):
-            if await wait_for_lock(connection, AUDITOR_LOCK, self._policy.pool, self._stand_by):
-                self.active, self._drained = True, False
-                self._window.forget()  # Another auditor may have written some of it.
-                await writer.prepare(connection)
-                await self._serve(connection)
+            if not await wait_for_lock(connection, AUDITOR_LOCK, self._policy.pool, self._stand_by):
+                return
+            self.active, self._drained = True, False
+            self._window.forget()  # Another auditor may have written some of it.
+            await writer.prepare(connection)
+            while True:
+                last = self._stopping.is_set()  # A step that began before the stop may have missed later entries.
+                try:
+                    more = await self._step(connection)
+                    self._error = None
+                    self._backoff.reset()
+                    wait_s = 0.0 if more else self._policy.interval_s
+                except TierlaneError as error:  # Redis is not available: the session and the lock are kept.
+                    self._error = str(error)
+                    more, wait_s = True, self._backoff.next_s()
+                await self.maintenance.run_due(connection, self.lag() if self._drained else math.inf)
+                if not self._stopping.is_set():
+                    if wait_s:
+                        await self._pause(wait_s)
+                elif self._clock() >= self._stop_by or (last and not (more or len(self._window))):
+                    await self.maintenance.write_uses(connection)
+                    return
+                elif self._error:  # One call that timed out in Redis does not end the grace period.
+                    await asyncio.sleep(min(wait_s, self._stop_by - self._clock()))
 
     async def _stand_by(self) -> bool:
         """Another auditor is active. Returns False after `stop`."""
@@ -138,27 +157,6 @@ class Auditor:
         self._drained_at = self._clock()  # The lag is that of the active auditor.
         await self._pause(self._policy.standby_s)
         return not self._stopping.is_set()
-
-    async def _serve(self, connection: Connection) -> None:
-        while True:
-            last = self._stopping.is_set()  # A step that began before the stop may have missed later entries.
-            try:
-                more = await self._step(connection)
-                self._error = None
-                self._backoff.reset()
-                wait_s = 0.0 if more else self._policy.interval_s
-            except TierlaneError as error:  # Redis is not available: the session and the lock are kept.
-                self._error = str(error)
-                more, wait_s = True, self._backoff.next_s()
-            await self.maintenance.run_due(connection, self.lag() if self._drained else math.inf)
-            if not self._stopping.is_set():
-                if wait_s:
-                    await self._pause(wait_s)
-            elif self._clock() >= self._stop_by or (last and not (more or len(self._window))):
-                await self.maintenance.write_uses(connection)
-                return
-            elif self._error:  # One call that timed out in Redis does not end the grace period.
-                await asyncio.sleep(min(wait_s, self._stop_by - self._clock()))
 
     async def _step(self, connection: Connection) -> bool:
         """Take entries, write and commit their rows, drop the oldest ones that are written. Returns whether there are probably more."""

@@ -5,7 +5,7 @@ and the common options.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -79,7 +79,7 @@ class VerbCall(NamedTuple):
     actor: str | None = None
 
 
-Work: TypeAlias = Callable[[VerbCall], Awaitable[int]]
+Work: TypeAlias = Callable[[VerbCall], Coroutine[Any, Any, int]]
 """Runs a verb; returns the exit code."""
 Declared: TypeAlias = Callable[..., Work]
 """A declared verb: checks its parameters and returns the work."""

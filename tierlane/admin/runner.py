@@ -23,12 +23,8 @@ MOST_ACTOR_CHARS = 200
 
 def run_verb(work: Work, call: VerbCall) -> int:
     """Run a verb; return the exit code. Raises UsageError and VerbError."""
-
-    async def run() -> int:
-        return await work(call)
-
     try:
-        return asyncio.run(run())
+        return asyncio.run(work(call))
     except BadValue as error:
         raise UsageError(printable(str(error))) from error
     except ChangeRejected as error:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -22,10 +21,8 @@ from tierlane.check.model_report import ModelFinding, Report, document, suggest,
 from tierlane.check.model_report import lines_of as finding_lines
 from tierlane.connect import UsageError, database
 from tierlane.output import print_json
+from tierlane.settings.model import Settings
 from tierlane.settings.pools import default_torch_threads
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
 
 LOAD_TIMEOUT_S = 120.0
 LARGEST = 4096  # As the table's CHECK says.
@@ -58,7 +55,7 @@ def sizes_of(text: str) -> list[int]:
     return sizes
 
 
-def check_model(settings: "Settings", options: ModelCheckOptions, output: str, actor: str | None) -> int:
+def check_model(settings: Settings, options: ModelCheckOptions, output: str, actor: str | None) -> int:
     """Run it to its exit code: 0 where nothing is wrong. Raises UsageError and VerbError, which are one sentence."""
     call = VerbCall(settings, output, actor=actor)
     actor_of(call)  # A bad actor is rejected before minutes of measurements.
@@ -89,7 +86,7 @@ def check_model(settings: "Settings", options: ModelCheckOptions, output: str, a
     return run_verb(work, call)
 
 
-async def _report(settings: "Settings", options: ModelCheckOptions, tell: Callable[[ModelFinding], None]) -> Report:
+async def _report(settings: Settings, options: ModelCheckOptions, tell: Callable[[ModelFinding], None]) -> Report:
     secrets = secrets_of(options.spec, Access(**settings.endpoint_values))
     threads = settings.torch_threads or default_torch_threads(options.spec)
     launch = ModelLaunch(options.spec, settings.device, threads, settings.dtype, secrets)

@@ -4,10 +4,11 @@ Figures are fetched here and judged by pure functions (`judge_*`); each line say
 do.
 """
 
+import asyncio
 import textwrap
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import aiohttp
 import typer
@@ -27,15 +28,12 @@ from scheduler.redis_client.connections import MINIMUM_VERSION, bounded, measure
 from scheduler.redis_client.distance import too_far
 from scheduler.redis_client.keys import DEFAULT_CELL, pools_of
 from tierlane.check.model_times import limits_line
-from tierlane.connect import CONNECT_TIMEOUT_S, STATEMENT_TIMEOUT_MS, VerbError, database, run
+from tierlane.connect import CONNECT_TIMEOUT_S, STATEMENT_TIMEOUT_MS, VerbError, database
 from tierlane.operate.cells import redis_at
 from tierlane.operate.gateway_client import advised_reasons, gateway_of, is_ready, read_health
 from tierlane.operate.pools import Places, observe
 from tierlane.output import print_json, printable
-from tierlane.settings.model import SettingsError
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings, SettingsError
 
 Level = Literal["pass", "warn", "fail"]
 MARKS: dict[Level, str] = {"pass": "\u2713", "warn": "!", "fail": "\u2717"}
@@ -232,7 +230,7 @@ def judge_dead_letters(count: int) -> CheckItem:
     return judged("audit", "dead letters", said, advice, holds=not count, otherwise="warn")
 
 
-def check_system(settings: "Settings", url: str | None, output: str) -> int:
+def check_system(settings: Settings, url: str | None, output: str) -> int:
     """Print what was found; the exit code is 0 where nothing failed."""
 
     async def work() -> int:
@@ -243,10 +241,10 @@ def check_system(settings: "Settings", url: str | None, output: str) -> int:
             typer.echo("\n".join(lines_of(items)))
         return 0 if passes(items) else 1
 
-    return run(work)
+    return asyncio.run(work())
 
 
-async def look(settings: "Settings", url: str | None) -> list[CheckItem]:
+async def look(settings: Settings, url: str | None) -> list[CheckItem]:
     """All lines, in no particular order."""
     items = [CheckItem("settings", "readable", "pass", f"PostgreSQL at {place_of(settings.database_url)}")]
     if not settings.redis_url:
@@ -273,7 +271,7 @@ async def look(settings: "Settings", url: str | None) -> list[CheckItem]:
     return items + await _gateway(settings, url)
 
 
-async def _postgresql(settings: "Settings") -> list[CheckItem]:
+async def _postgresql(settings: Settings) -> list[CheckItem]:
     advice = "Is it up, and is {} its address?"
     try:
         async with database(settings, NAME) as connection:
@@ -305,7 +303,7 @@ async def _postgresql(settings: "Settings") -> list[CheckItem]:
     return [*items, judge_migrations(revision, head_revision(), behind=is_behind(revision))]
 
 
-async def _cells(settings: "Settings", models: list[Model], urls: Mapping[str, str]) -> list[CheckItem]:
+async def _cells(settings: Settings, models: list[Model], urls: Mapping[str, str]) -> list[CheckItem]:
     """The Redis of each cell, and the workers of each pool in all cells."""
     items: list[CheckItem] = []
     seen: dict[str, Observation] = {}
@@ -322,7 +320,7 @@ async def _cells(settings: "Settings", models: list[Model], urls: Mapping[str, s
 
 
 async def _redis(
-    settings: "Settings", url: str, cell: str, models: list[Model], seen: dict[str, Observation]
+    settings: Settings, url: str, cell: str, models: list[Model], seen: dict[str, Observation]
 ) -> list[CheckItem]:
     """One Redis; `seen` gets what is observed of each pool there."""
     try:
@@ -352,7 +350,7 @@ async def _redis(
     return items
 
 
-async def _gateway(settings: "Settings", url: str | None) -> list[CheckItem]:
+async def _gateway(settings: Settings, url: str | None) -> list[CheckItem]:
     try:
         gateway = gateway_of(settings, url)
     except SettingsError as error:

@@ -4,14 +4,16 @@ A server that is unavailable is reported, not fatal. A customer is built from it
 reading the hundred thousand others.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from time import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
 import typer
+from redis.asyncio import Redis
 
 from ledger.audit.queries import RequestRow, find_gpu_share, find_request
 from ledger.catalog.loader import (
@@ -38,17 +40,12 @@ from scheduler.redis_client.connections import command_client, server_url, tag_a
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys
 from scheduler.request_id import created_ms
 from scheduler.states import State
-from tierlane.connect import VerbError, database, run
+from tierlane.connect import VerbError, database
 from tierlane.explain.customer import CustomerExplanation, CustomerRecord, Pool, explain_customer, factor_of
 from tierlane.explain.request import RequestExplanation, explain_request
 from tierlane.explain.text import as_json, customer_lines, request_lines
 from tierlane.output import printable
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
-    from tierlane.settings.model import Settings
-
+from tierlane.settings.model import Settings
 
 # Where a customer has the id of another one as its name, the id applies.
 _CUSTOMER_ID = "SELECT id::text FROM customers WHERE name = $1 OR id::text = $1 ORDER BY id::text = $1 DESC LIMIT 1"
@@ -119,7 +116,7 @@ class RedisState(NamedTuple):
     queues: list[CustomerQueue] | None = None
 
 
-def explain_name(settings: "Settings", name: str, refusals: int, form: str) -> int:
+def explain_name(settings: Settings, name: str, refusals: int, form: str) -> int:
     """Print a customer or a request; returns the exit code. Raises VerbError where nothing could be read."""
 
     async def work() -> int:
@@ -136,7 +133,7 @@ def explain_name(settings: "Settings", name: str, refusals: int, form: str) -> i
             typer.echo("\n".join(map(printable, lines)), err=not known)
         return 0 if known else 1
 
-    return run(work)
+    return asyncio.run(work())
 
 
 def is_request_id(text: str) -> bool:
@@ -147,7 +144,7 @@ def is_request_id(text: str) -> bool:
         return False
 
 
-async def _customer(settings: "Settings", name: str, refusals: int) -> CustomerExplanation:
+async def _customer(settings: Settings, name: str, refusals: int) -> CustomerExplanation:
     rows, state, not_read = Rows(), RedisState(), list[str]()
     try:
         async with database(settings, NAME) as connection:
@@ -195,7 +192,7 @@ def _without(error: TierlaneError, what: str) -> str:
     return f"{str(error).rstrip('.')}, so {what} could not be read."
 
 
-async def _read_redis(settings: "Settings", client: "Redis", name: str, rows: Rows, refusals: int) -> RedisState:
+async def _read_redis(settings: Settings, client: Redis, name: str, rows: Rows, refusals: int) -> RedisState:
     keys, row = Keys(settings.pool, tag_at(client)), rows.row
     presence = Presence(client, keys, gone_ms=settings.gone_ms)
     observation = await presence.observe([tier.name for tier in rows.tiers])
@@ -221,7 +218,7 @@ class RequestState(NamedTuple):
     place: QueuePlace | None = None
 
 
-async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
+async def _request(settings: Settings, request_id: str) -> RequestExplanation:
     row: RequestRow | None = None
     cells: tuple[CellRow, ...] = ()
     state = RequestState()
@@ -259,7 +256,7 @@ async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
 
 
 @asynccontextmanager
-async def _redis(settings: "Settings", cells: Sequence[CellRow], cell: str) -> AsyncIterator["Redis"]:
+async def _redis(settings: Settings, cells: Sequence[CellRow], cell: str) -> AsyncIterator[Redis]:
     """A client of the Redis of a cell. Raises RedisUnavailable where none is set."""
     if not settings.redis_url:
         raise RedisUnavailable("TIERLANE_REDIS_URL is not set.")

@@ -2,16 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
 
 from tierlane.connect import VerbError, find_local_stack
-from tierlane.settings.model import SettingsError
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings, SettingsError
 
 TIMEOUT_S = 3.0
 
@@ -25,7 +22,7 @@ class GatewayAddress(NamedTuple):
     token: str
 
 
-def gateway_of(settings: "Settings", url: str | None) -> GatewayAddress | None:
+def gateway_of(settings: Settings, url: str | None) -> GatewayAddress | None:
     """The gateway at `url`, or that of the local stack; None without both. Raises SettingsError without a token."""
     stack = find_local_stack(settings.data_dir)
     token = settings.service_token.get_secret_value()

@@ -1,7 +1,7 @@
 """`tierlane gpu` and `queue`: the workers and queues of pools in Redis, cordons and pauses in PostgreSQL."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import typer
 
@@ -16,14 +16,12 @@ from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import tag_at
 from scheduler.redis_client.keys import Keys, is_pool_name, place_name
 from tierlane.admin.change_result import ChangeResult
-from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.options import VerbCall
 from tierlane.admin.runner import APPLICATION, apply
 from tierlane.connect import UsageError, VerbError, database
 from tierlane.operate.cells import pools_to_read, redis_at, urls_of_cells
 from tierlane.output import Column, counted, named, print_rows, printable
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings
 
 WORKER_COLUMNS = (
     *named("worker", "pool", "status", "healthy"),
@@ -45,7 +43,7 @@ class Places(NamedTuple):
     urls: Mapping[str, str]  # Of cells, by name.
 
 
-async def observe(settings: "Settings", places: Places, tier_names: Sequence[str]) -> dict[str, Observation]:
+async def observe(settings: Settings, places: Places, tier_names: Sequence[str]) -> dict[str, Observation]:
     """Read each pool in each cell once, by place. A cell that does not respond is left out, with a warning.
 
     Raises VerbError if no cell responds.
@@ -68,7 +66,7 @@ async def observe(settings: "Settings", places: Places, tier_names: Sequence[str
 
 
 async def places_of(
-    connection: Connection, settings: "Settings", pool: str | None = None, cell: str | None = None
+    connection: Connection, settings: Settings, pool: str | None = None, cell: str | None = None
 ) -> Places:
     """The pool `pool`, or the own pool and those of enabled models; in the cell `cell`, or in all.
 
@@ -94,18 +92,14 @@ async def _observe_all(call: VerbCall, tier_names: Sequence[str]) -> dict[str, O
         return None
 
 
-def show_workers(pool: str | None, cell: str | None) -> Work:
+async def show_workers(call: VerbCall, pool: str | None, cell: str | None) -> int:
     """Print the workers of a pool or of all pools, in a cell or in all."""
-
-    async def work(call: VerbCall) -> int:
-        async with database(call.settings, APPLICATION) as connection:
-            places = await places_of(connection, call.settings, pool, cell)
-            reasons = {row["worker"]: row["reason"] for row in await cordons.list_cordons(connection)}
-        rows = worker_rows(await observe(call.settings, places, []), reasons, with_absent=pool is None and cell is None)
-        print_rows(call.output, WORKER_COLUMNS, rows, "workers")
-        return 0
-
-    return work
+    async with database(call.settings, APPLICATION) as connection:
+        places = await places_of(connection, call.settings, pool, cell)
+        reasons = {row["worker"]: row["reason"] for row in await cordons.list_cordons(connection)}
+    rows = worker_rows(await observe(call.settings, places, []), reasons, with_absent=pool is None and cell is None)
+    print_rows(call.output, WORKER_COLUMNS, rows, "workers")
+    return 0
 
 
 def worker_rows(pools: Mapping[str, Observation], reasons: Mapping[str, str], *, with_absent: bool) -> list[Row]:
@@ -151,33 +145,29 @@ def _worker_row(pool: str, worker: WorkerView, reasons: Mapping[str, str]) -> Ro
     }
 
 
-def cordon(worker: str, reason: str, *, sure: bool) -> Work:
+async def cordon(call: VerbCall, worker: str, reason: str, *, sure: bool) -> int:
     """Cordon a worker, after a confirmation if it is the last healthy one of its pool and not `sure`."""
+    pools = await _observe_all(call, [])
+    effect, last = ("Redis does not respond: the state of the worker is unknown.", False)
+    if pools is not None:
+        effect, last = cordon_effect(worker, pools)
+    if last and not (sure or call.dry_run):
+        typer.confirm(f"{effect} Cordon {printable(worker)}?", abort=True, err=True)
 
-    async def work(call: VerbCall) -> int:
-        pools = await _observe_all(call, [])
-        effect, last = ("Redis does not respond: the state of the worker is unknown.", False)
-        if pools is not None:
-            effect, last = cordon_effect(worker, pools)
-        if last and not (sure or call.dry_run):
-            typer.confirm(f"{effect} Cordon {printable(worker)}?", abort=True, err=True)
+    async def change(connection: Connection) -> ChangeResult:
+        return ChangeResult([await cordons.cordon(connection, worker, reason)], notes=[effect])
 
-        async def change(connection: Connection) -> ChangeResult:
-            return ChangeResult([await cordons.cordon(connection, worker, reason)], notes=[effect])
-
-        return await apply(call, change)
-
-    return work
+    return await apply(call, change)
 
 
-def uncordon(worker: str) -> Work:
+async def uncordon(call: VerbCall, worker: str) -> int:
     async def change(connection: Connection) -> ChangeResult:
         row = await cordons.uncordon(connection, worker)
         if row is None:
             return ChangeResult([], notes=[f"worker {printable(worker)}: is not cordoned, nothing to change"])
         return ChangeResult([row])
 
-    return lambda call: apply(call, change)
+    return await apply(call, change)
 
 
 def cordon_effect(worker: str, pools: Mapping[str, Observation]) -> tuple[str, bool]:
@@ -191,55 +181,44 @@ def cordon_effect(worker: str, pools: Mapping[str, Observation]) -> tuple[str, b
     return "No worker with this id was seen in the last five minutes; the cordon applies when it starts.", False
 
 
-def show_queues(pool: str | None, cell: str | None) -> Work:
+async def show_queues(call: VerbCall, pool: str | None, cell: str | None) -> int:
     """Print the queues of a pool or of all pools, in a cell or in all, in order of priority."""
-
-    async def work(call: VerbCall) -> int:
-        async with database(call.settings, APPLICATION) as connection:
-            places = await places_of(connection, call.settings, pool, cell)
-            tier_rows = await list_tiers(connection)
-        pools = await observe(call.settings, places, [tier["name"] for tier in tier_rows])
-        rows = [
-            {
-                "tier": tier["name"],
-                "pool": name,
-                "depth": observed.tiers[tier["name"]].depth,
-                "most": tier["max_queue_depth"],
-                "oldest_ms": round(observed.tiers[tier["name"]].oldest_ms, 1),
-                "most_ms": tier["max_queue_ms"] or limits_of_workers(observed.workers, LANGUAGE_MODEL).queue_ms,
-                "paused": tier["paused"],
-            }
-            for tier in tier_rows
-            for name, observed in pools.items()
-        ]
-        print_rows(call.output, QUEUE_COLUMNS, rows, "tiers")
-        return 0
-
-    return work
+    async with database(call.settings, APPLICATION) as connection:
+        places = await places_of(connection, call.settings, pool, cell)
+        tier_rows = await list_tiers(connection)
+    pools = await observe(call.settings, places, [tier["name"] for tier in tier_rows])
+    rows = [
+        {
+            "tier": tier["name"],
+            "pool": name,
+            "depth": observed.tiers[tier["name"]].depth,
+            "most": tier["max_queue_depth"],
+            "oldest_ms": round(observed.tiers[tier["name"]].oldest_ms, 1),
+            "most_ms": tier["max_queue_ms"] or limits_of_workers(observed.workers, LANGUAGE_MODEL).queue_ms,
+            "paused": tier["paused"],
+        }
+        for tier in tier_rows
+        for name, observed in pools.items()
+    ]
+    print_rows(call.output, QUEUE_COLUMNS, rows, "tiers")
+    return 0
 
 
-def pause(name: str, *, sure: bool) -> Work:
+async def pause(call: VerbCall, name: str, *, sure: bool) -> int:
     """Pause a tier, after a confirmation unless `sure`."""
-
-    async def work(call: VerbCall) -> int:
-        async with database(call.settings, APPLICATION) as connection:
-            most_ms = (await find(connection, tiers, name))["max_queue_ms"]
-        default = f"{FUNCTION.queue_ms:,} ms (language models: {LANGUAGE_MODEL.queue_ms:,} ms)"
-        longest = default if most_ms is None else f"{most_ms:,} ms"
-        effect = f"{await _waiting(call, name)} Requests that wait for more than {longest} get queue_timeout."
-        if not (sure or call.dry_run):
-            typer.confirm(f"{effect} Pause {printable(name)}?", abort=True, err=True)
-        return await apply(call, lambda connection: _set_paused(connection, name, paused=True, note=effect))
-
-    return work
+    async with database(call.settings, APPLICATION) as connection:
+        most_ms = (await find(connection, tiers, name))["max_queue_ms"]
+    default = f"{FUNCTION.queue_ms:,} ms (language models: {LANGUAGE_MODEL.queue_ms:,} ms)"
+    longest = default if most_ms is None else f"{most_ms:,} ms"
+    effect = f"{await _waiting(call, name)} Requests that wait for more than {longest} get queue_timeout."
+    if not (sure or call.dry_run):
+        typer.confirm(f"{effect} Pause {printable(name)}?", abort=True, err=True)
+    return await apply(call, lambda connection: _set_paused(connection, name, paused=True, note=effect))
 
 
-def resume(name: str) -> Work:
-    async def work(call: VerbCall) -> int:
-        waiting = await _waiting(call, name)
-        return await apply(call, lambda connection: _set_paused(connection, name, paused=False, note=waiting))
-
-    return work
+async def resume(call: VerbCall, name: str) -> int:
+    waiting = await _waiting(call, name)
+    return await apply(call, lambda connection: _set_paused(connection, name, paused=False, note=waiting))
 
 
 async def _set_paused(connection: Connection, name: str, *, paused: bool, note: str) -> ChangeResult:

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import typer
 from uuid_utils import uuid7
@@ -37,58 +36,51 @@ from scheduler.protocol.replies import Reply
 from scheduler.redis_client.connections import command_client, server_url, tag_at
 from scheduler.redis_client.keys import Keys
 from scheduler.states import State
-from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.options import VerbCall
 from tierlane.admin.runner import actor_of
 from tierlane.connect import VerbError, database
 from tierlane.operate.cells import urls_of_cells
 from tierlane.operate.dead_letters import APPLICATION, forget_dead, no_such
 from tierlane.output import counted
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
-
+from tierlane.settings.model import Settings
 
 BEAT_S = 0.5
 
 BY_ID = "by id"
 
 
-def requeue(request_ids: Sequence[str], cell: str | None, *, again: bool) -> Work:
+async def requeue(call: VerbCall, request_ids: Sequence[str], cell: str | None, *, again: bool) -> int:
     """Requeue dead letters in a cell, or in the first one with a healthy worker; the exit code is 0 if all completed.
 
-    The work raises UsageError and VerbError.
+    Raises UsageError and VerbError.
     """
-
-    async def work(call: VerbCall) -> int:
-        settings = call.settings
-        if not settings.redis_url:
-            raise VerbError("TIERLANE_REDIS_URL is not set, so nothing can be queued.")
-        ids, by, completed = list(dict.fromkeys(request_ids)), actor_of(call), 0
-        try:
-            async with database(settings, APPLICATION) as connection:
-                urls, chosen = [await urls_of_cells(connection, settings, only) for only in (None, cell)]
-                forget = partial(forget_dead, settings, urls)
-                async with _reruns(settings, chosen) as reruns:
-                    for at in range(0, len(ids), MAX_RERUNS):
-                        batch = []
-                        for request_id in ids[at : at + MAX_RERUNS]:
-                            try:
-                                within, pool = reruns.limits, settings.pool
-                                batch.append(await candidate(connection, request_id, pool, within, again=again))
-                            except NoSuchLetter:
-                                typer.echo(no_such(request_id), err=True)
-                            except NotRerun as error:
-                                typer.echo(f"{request_id}: {error}", err=True)
-                        completed += await _run_batch(connection, reruns, batch, by, forget)
-        except RedisUnavailable as error:
-            raise VerbError(f"Nothing more was requeued: {error}.") from error
-        return 0 if completed == len(ids) else 1
-
-    return work
+    settings = call.settings
+    if not settings.redis_url:
+        raise VerbError("TIERLANE_REDIS_URL is not set, so nothing can be queued.")
+    ids, by, completed = list(dict.fromkeys(request_ids)), actor_of(call), 0
+    try:
+        async with database(settings, APPLICATION) as connection:
+            urls, chosen = [await urls_of_cells(connection, settings, only) for only in (None, cell)]
+            forget = partial(forget_dead, settings, urls)
+            async with _reruns(settings, chosen) as reruns:
+                for at in range(0, len(ids), MAX_RERUNS):
+                    batch = []
+                    for request_id in ids[at : at + MAX_RERUNS]:
+                        try:
+                            within, pool = reruns.limits, settings.pool
+                            batch.append(await candidate(connection, request_id, pool, within, again=again))
+                        except NoSuchLetter:
+                            typer.echo(no_such(request_id), err=True)
+                        except NotRerun as error:
+                            typer.echo(f"{request_id}: {error}", err=True)
+                    completed += await _run_batch(connection, reruns, batch, by, forget)
+    except RedisUnavailable as error:
+        raise VerbError(f"Nothing more was requeued: {error}.") from error
+    return 0 if completed == len(ids) else 1
 
 
 @asynccontextmanager
-async def _reruns(settings: "Settings", urls: Mapping[str, str]) -> AsyncIterator[DeadLetterReruns]:
+async def _reruns(settings: Settings, urls: Mapping[str, str]) -> AsyncIterator[DeadLetterReruns]:
     """Reruns in the first of these cells that has a healthy worker. Raises VerbError if none has one."""
     gateway_id, fault = f"dlq-requeue-{uuid7().hex}", ""
     for url in urls.values():

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 from rich.console import Console, Group, RenderableType
@@ -20,11 +20,7 @@ from rich.text import Text
 from tierlane.connect import VerbError
 from tierlane.operate.gateway_client import GatewayAddress, advised_reasons, gateway_of, read_health
 from tierlane.output import WIDE, printable
-from tierlane.settings.model import SettingsError
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
-
+from tierlane.settings.model import Settings, SettingsError
 
 STYLES = {"healthy": "green", "degraded": "yellow", "down": "red"}
 OLD_S = 2.5  # The age from which a document is shown as old.
@@ -131,7 +127,7 @@ def _share(row: Mapping[str, Any], field: str) -> str:
     return f"{value:.0%}" if isinstance(value, int | float) else "-"
 
 
-def watch(settings: "Settings", url: str | None, *, once: bool) -> int:
+def watch(settings: Settings, url: str | None, *, once: bool) -> int:
     """Show frames until `q` or Ctrl-C, or a single one; return the exit code. Raises SettingsError without a gateway."""
     gateway = gateway_of(settings, url)
     if gateway is None:

@@ -5,7 +5,6 @@ import functools
 import gc
 import resource
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 import structlog
 from uuid_utils import uuid7
@@ -22,9 +21,7 @@ from scheduler.protocol.admission import ReplayLimits
 from scheduler.tracing import Spans
 from tierlane.roles.process import check_database, configure_logs, run_role, spans_of, with_cluster
 from tierlane.roles.stand_in import StandIn
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings
 
 LOOK_TIMEOUT_MS = 500
 """For the one look at the audit that `GET /internal/requests/{id}` or `GET /v1/me` may need."""
@@ -46,14 +43,14 @@ COLLECT_AFTER = (50_000, 20, 20)
 log = structlog.get_logger("gateway")
 
 
-def run(settings: "Settings") -> int:
+def run(settings: Settings) -> int:
     """Run until SIGTERM; returns the exit code."""
     name = settings.own_name
     configure_logs(settings.log_format, settings.log_level, "gateway", name)
     return run_role(lambda: _serve(settings, name))
 
 
-def gateway_config(settings: "Settings") -> GatewayConfig:
+def gateway_config(settings: Settings) -> GatewayConfig:
     """Plain values for the gateway. Its id is new with every start, so that no old answer meets a new connection."""
     return settings.config_of(
         GatewayConfig,
@@ -117,7 +114,7 @@ def raise_file_limit(wanted: int) -> None:
         log.warning("few_files", allowed=allowed, wanted=wanted + SPARE_FILES)
 
 
-async def _serve(settings: "Settings", name: str) -> int:
+async def _serve(settings: Settings, name: str) -> int:
     raise_file_limit(settings.max_connections)
     settings = await with_cluster(settings)
     await check_database(settings.session_url)
@@ -143,32 +140,32 @@ async def _serve(settings: "Settings", name: str) -> int:
     return 0
 
 
-def traces_of(settings: "Settings", spans: Spans | None) -> RequestTraces | None:
+def traces_of(settings: Settings, spans: Spans | None) -> RequestTraces | None:
     """The sampler; None if tracing is off."""
     if spans is None:
         return None
     return RequestTraces(spans, settings.traces_sample, trust_callers=settings.traces_trust_callers == "on")
 
 
-async def _find(settings: "Settings", request_id: str) -> RequestRow | None:
+async def _find(settings: Settings, request_id: str) -> RequestRow | None:
     async with _look(settings) as connection:
         return await find_request(connection, request_id)
 
 
-async def _usage(settings: "Settings", customer_id: str) -> Usage:
+async def _usage(settings: Settings, customer_id: str) -> Usage:
     async with _look(settings) as connection:
         return await find_usage(connection, customer_id)
 
 
 @contextlib.asynccontextmanager
-async def _transaction(settings: "Settings") -> AsyncIterator[Connection]:
+async def _transaction(settings: Settings) -> AsyncIterator[Connection]:
     """One connection for an action of the page for on-call, which may be about thousands of dead letters."""
     async with _at_desk(settings) as connection, naming_holder(connection, lambda: _at_desk(settings)):
         yield connection
 
 
 @contextlib.asynccontextmanager
-async def _at_desk(settings: "Settings") -> AsyncIterator[Connection]:
+async def _at_desk(settings: Settings) -> AsyncIterator[Connection]:
     connection = await connect(
         settings.session_url,
         name="tierlane-dashboard",
@@ -181,7 +178,7 @@ async def _at_desk(settings: "Settings") -> AsyncIterator[Connection]:
 
 
 @contextlib.asynccontextmanager
-async def _look(settings: "Settings") -> AsyncIterator[Connection]:
+async def _look(settings: Settings) -> AsyncIterator[Connection]:
     """One short connection a look: people ask rarely, and an idle pool would be one more thing that can hang."""
     connection = await connect(
         settings.statement_url,
@@ -195,7 +192,7 @@ async def _look(settings: "Settings") -> AsyncIterator[Connection]:
         await connection.close(timeout=LOOK_TIMEOUT_MS / 1000)
 
 
-def tokens_of(settings: "Settings", catalog: Catalog) -> TokenLookup | None:
+def tokens_of(settings: Settings, catalog: Catalog) -> TokenLookup | None:
     """The second way in; None where no JWKS is named. Raises StartError for what would let wrong tokens in."""
     if not settings.jwt_jwks:
         return None
@@ -204,7 +201,7 @@ def tokens_of(settings: "Settings", catalog: Catalog) -> TokenLookup | None:
     return JwtIdentities(catalog, jwt_config(settings, settings.jwt_jwks))
 
 
-def jwt_config(settings: "Settings", jwks: str) -> JwtConfig:
+def jwt_config(settings: Settings, jwks: str) -> JwtConfig:
     """Which tokens are accepted. Raises StartError."""
     algorithms = tuple(name.strip() for name in settings.jwt_algorithms.split(",") if name.strip())
     return settings.config_of(JwtConfig, "jwt_", jwks=jwks, algorithms=algorithms)

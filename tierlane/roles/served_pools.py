@@ -8,7 +8,6 @@ it, and a pool that is finished and unnamed is forgotten.
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
 
@@ -21,9 +20,7 @@ from scheduler.protocol.pool_view import Unfinished
 from scheduler.redis_client.connections import tag_at
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, is_pool_name, pools_to_serve
 from scheduler.tasks import next_tick
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings
 
 LEFT_POOLS_LOOK_S = 1.0
 JOBS_LOOK_S = 30.0
@@ -97,7 +94,7 @@ class LeftPools:
         self._with_jobs = frozenset(filter(is_pool_name, here))
 
 
-def wanted_pools(settings: "Settings", catalog: Catalog) -> set[str]:
+def wanted_pools(settings: Settings, catalog: Catalog) -> set[str]:
     """Its own, and each that a model names, even a disabled one: an outbox that is not emptied loses audit records."""
     if catalog.snapshot is None or settings.serve_pools != "all":
         return {settings.pool}

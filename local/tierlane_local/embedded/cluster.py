@@ -172,7 +172,16 @@ class EmbeddedCluster:
     async def form(self) -> None:
         """Return when each slot has a primary and a replica. The servers must respond. Raises EmbeddedServerError."""
         if self._is_new:
-            await self._create()
+            for number, (first, last) in enumerate(slot_ranges(self._primaries)):
+                await self.command(number, "CLUSTER", "ADDSLOTSRANGE", first, last)
+            for number, (port, bus_port) in enumerate(self._found.ports):
+                await self.command(number, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+                if number:
+                    await self.command(0, "CLUSTER", "MEET", HOST, port, bus_port)
+            await self._until(self._all_met, "the servers know each other")
+            for number in range(self._primaries):
+                primary = await self.command(number, "CLUSTER", "MYID")
+                await self.command(self._primaries + number, "CLUSTER", "REPLICATE", primary.decode())
             self._file.write_bytes(msgspec.json.encode(self._found))
             self._file.chmod(0o600)
             self._is_new = False
@@ -214,18 +223,6 @@ class EmbeddedCluster:
         if not views:  # They are too busy, unless there are none.
             return any(server.alive for server in self.nodes)
         return any(awaits_failover(view, lost) for view in views)
-
-    async def _create(self) -> None:
-        for number, (first, last) in enumerate(slot_ranges(self._primaries)):
-            await self.command(number, "CLUSTER", "ADDSLOTSRANGE", first, last)
-        for number, (port, bus_port) in enumerate(self._found.ports):
-            await self.command(number, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-            if number:
-                await self.command(0, "CLUSTER", "MEET", HOST, port, bus_port)
-        await self._until(self._all_met, "the servers know each other")
-        for number in range(self._primaries):
-            primary = await self.command(number, "CLUSTER", "MYID")
-            await self.command(self._primaries + number, "CLUSTER", "REPLICATE", primary.decode())
 
     async def _all_met(self) -> bool:
         count = str(len(self.nodes)).encode()

@@ -101,8 +101,12 @@ class DataDir:
 
     def _lock(self) -> None:
         deadline = time.monotonic() + CLEANUP_WAIT_S
-        while not _try_lock(self.lock_fd):
-            text = os.pread(self.lock_fd, 20, 0)
+        while True:
+            try:
+                fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                text = os.pread(self.lock_fd, 20, 0)
             holder = int(text) if text.isdigit() else None
             if holder is None or psutil.pid_exists(holder) or time.monotonic() > deadline:
                 os.close(self.lock_fd)
@@ -151,14 +155,6 @@ def write_private(path: Path, text: str) -> None:
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
     building.replace(path)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextmanager

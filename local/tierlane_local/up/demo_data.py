@@ -83,7 +83,24 @@ async def seed_demo(database_url: str, data_dir: DataDir, models: Sequence[DemoM
     try:
         keys = await _demo_keys(connection, data_dir.read_json(KEYS_FILE))
         data_dir.write_json(KEYS_FILE, dict(keys))
-        await _seed_models(connection, data_dir, models)
+        # A model of an earlier start has no worker now, so requests for it would wait.
+        ours = [str(name) for name in data_dir.read_json(MODELS_FILE).get("models", [])]
+        names = [model.name for model in models]
+        await connection.execute(
+            "UPDATE models SET enabled = false WHERE name = ANY($1) AND name <> ALL($2) AND enabled", ours, names
+        )
+        for model in models:
+            await connection.execute(
+                UPSERT_MODEL,
+                model.name,
+                model.pool,
+                model.max_batch_size,
+                MAX_WAIT_MS,
+                model.rps_per_gpu,
+                TARGET_UTILIZATION,
+                model.wanted_batch_size,
+            )
+        data_dir.write_json(MODELS_FILE, {"models": sorted({*ours, *names})})
     except asyncpg.PostgresError as error:
         raise StackError(f"PostgreSQL rejected the demo data: {error}") from error
     finally:
@@ -111,26 +128,3 @@ async def _demo_keys(connection: "asyncpg.Connection[asyncpg.Record]", kept: dic
             key = str(await connection.fetchval("SELECT issue_api_key($1, $2)", customer, KEY_NAME))
         keys[tier] = str(key)
     return keys
-
-
-async def _seed_models(
-    connection: "asyncpg.Connection[asyncpg.Record]", data_dir: DataDir, models: Sequence[DemoModel]
-) -> None:
-    # A model of an earlier start has no worker now, so requests for it would wait.
-    ours = [str(name) for name in data_dir.read_json(MODELS_FILE).get("models", [])]
-    names = [model.name for model in models]
-    await connection.execute(
-        "UPDATE models SET enabled = false WHERE name = ANY($1) AND name <> ALL($2) AND enabled", ours, names
-    )
-    for model in models:
-        await connection.execute(
-            UPSERT_MODEL,
-            model.name,
-            model.pool,
-            model.max_batch_size,
-            MAX_WAIT_MS,
-            model.rps_per_gpu,
-            TARGET_UTILIZATION,
-            model.wanted_batch_size,
-        )
-    data_dir.write_json(MODELS_FILE, {"models": sorted({*ours, *names})})

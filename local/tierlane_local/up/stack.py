@@ -66,7 +66,9 @@ class Stack:
         settings = await self._start_servers()
         if settings.body_dir is None:
             self._guard.remove_at_end(body_dir(settings.data_dir))
-        await self._migrate(RoleEnvironment(settings, self._command))
+        migration = RoleEnvironment(settings, self._command).member("migrate", "migrate", self._lines)
+        if (code := await self._supervisor.run_once(migration)) != 0:
+            raise StackError(f"The migrations failed (exit code {code}); see the log above.")
         await write_cells(settings.session_url, self._cells, self._home)
         model, *others = demo_models(settings)
         keys = await seed_demo(settings.session_url, self._data_dir, [model, *others])
@@ -158,11 +160,6 @@ class Stack:
         started = time.monotonic()
         await self._supervisor.add_server(server)
         self._lines.say(f"{server.name} responds after {time.monotonic() - started:.2f} s")
-
-    async def _migrate(self, roles: RoleEnvironment) -> None:
-        code = await self._supervisor.run_once(roles.member("migrate", "migrate", self._lines))
-        if code != 0:
-            raise StackError(f"The migrations failed (exit code {code}); see the log above.")
 
     async def _start_roles(self, roles: RoleEnvironment, sizes: Mapping[str, int]) -> WorkerAutoscaler:
         settings = roles.settings

@@ -27,7 +27,7 @@ def dlq_list(
     code: Annotated[str | None, option("--code", "Only with this error code.")] = None,
 ) -> Work:
     """Show the newest dead letters, without their inputs."""
-    return dead_letters.show_list(limit, customer, code)
+    return lambda call: dead_letters.show_list(call, limit, customer, code)
 
 
 def dlq_show(
@@ -36,7 +36,7 @@ def dlq_show(
     body: Annotated[bool, option("--body", "Also print the input of the customer.", "off")] = False,
 ) -> Work:
     """Show a dead letter."""
-    return dead_letters.show_one(request_id, with_input=body)
+    return lambda call: dead_letters.show_one(call, request_id, with_input=body)
 
 
 def dlq_requeue(
@@ -48,7 +48,7 @@ def dlq_requeue(
     ] = None,
 ) -> Work:
     """Run dead letters again under new ids, and show each result. Customers are not charged and get no response."""
-    return requeue.requeue(ids, cell, again=again)
+    return lambda call: requeue.requeue(call, ids, cell, again=again)
 
 
 def dlq_purge(
@@ -61,7 +61,8 @@ def dlq_purge(
     yes: Yes = False,
 ) -> Work:
     """Delete dead letters and their inputs permanently."""
-    return dead_letters.purge(dead_letters.Selection.of(ids or [], older_than, everything=all_), sure=yes)
+    selection = dead_letters.Selection.of(ids or [], older_than, everything=all_)
+    return lambda call: dead_letters.purge(call, selection, sure=yes)
 
 
 add_verb(app, "list", dlq_list, _READS, "dlq list --customer acme --code worker_lost")
