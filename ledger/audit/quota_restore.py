@@ -52,13 +52,18 @@ async def quota_spent(
         for name, _ in customer.quotas:
             customers[name].append(customer.id)
     spent: list[QuotaSpent] = []
+    queries = {
+        "": statement("quota_spent"),
+        "gpu": statement("quota_spent_gpu"),
+        "tokens": statement("quota_spent_tokens"),
+        "usd": statement("quota_spent_usd"),
+    }
     async with with_statement_timeout(connection, timeout_ms):
         moment: datetime = await connection.fetchval(statement("clock_timestamp")) if now is None else now
         for name, ids in customers.items():
             number = window_number(name, moment)
             start, end = window_start(name, number), window_start(name, number + 1)
-            mark = unit_of(name).mark
-            query = statement(f"quota_spent_{mark}" if mark else "quota_spent")
+            query = queries[unit_of(name).mark]
             start_ms = int(start.timestamp() * 1000)
             for first in range(0, len(ids), CUSTOMERS_PER_STATEMENT):
                 some = ids[first : first + CUSTOMERS_PER_STATEMENT]

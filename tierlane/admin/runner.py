@@ -4,7 +4,6 @@ import asyncio
 import getpass
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
 
 import typer
 
@@ -16,7 +15,6 @@ from tierlane.admin.options import VerbCall, Work
 from tierlane.connect import UsageError, VerbError, database
 from tierlane.output import Column, print_json, print_rows, printable
 
-T = TypeVar("T")
 APPLICATION = "tierlane-admin"
 MOST_ACTOR_CHARS = 200
 
@@ -31,19 +29,14 @@ def run_verb(work: Work, call: VerbCall) -> int:
         raise VerbError(printable(str(error))) from error
 
 
-async def fetch(call: VerbCall, read: Callable[[Connection], Awaitable[T]]) -> T:
-    """Call `read` with a connection."""
-    async with database(call.settings, APPLICATION) as connection:
-        return await read(connection)
-
-
 def show_rows(
     read: Callable[[Connection], Awaitable[tuple[list[Row], int]]], columns: Sequence[Column], noun: str
 ) -> Work:
     """Print rows; `read` also returns how many rows there are in all, 0 if it returned all of them."""
 
     async def work(call: VerbCall) -> int:
-        rows, total = await fetch(call, read)
+        async with database(call.settings, APPLICATION) as connection:
+            rows, total = await read(connection)
         print_rows(call.output, columns, rows, noun, total)
         return 0
 

@@ -160,14 +160,11 @@ async def cordon(call: VerbCall, worker: str, reason: str, *, sure: bool) -> int
     return await apply(call, change)
 
 
-async def uncordon(call: VerbCall, worker: str) -> int:
-    async def change(connection: Connection) -> ChangeResult:
-        row = await cordons.uncordon(connection, worker)
-        if row is None:
-            return ChangeResult([], notes=[f"worker {printable(worker)}: is not cordoned, nothing to change"])
-        return ChangeResult([row])
-
-    return await apply(call, change)
+async def uncordon(connection: Connection, worker: str) -> ChangeResult:
+    row = await cordons.uncordon(connection, worker)
+    if row is None:
+        return ChangeResult([], notes=[f"worker {printable(worker)}: is not cordoned, nothing to change"])
+    return ChangeResult([row])
 
 
 def cordon_effect(worker: str, pools: Mapping[str, Observation]) -> tuple[str, bool]:

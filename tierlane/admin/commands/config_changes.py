@@ -45,4 +45,4 @@ def config_changes(
 ) -> Work:
     """Show who changed which row of the configuration from what to what, the newest first."""
     age = None if since is None else values.duration("--since", since)
-    return config_history.show_changes(limit, customer, age, table, by)
+    return lambda call: config_history.show_changes(call, limit, customer=customer, since=age, table=table, by=by)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from tierlane.admin.fields import PRICE
-from tierlane.admin.options import Given, Work, reads, writes
+from tierlane.admin.options import Given, Work, changes, reads, writes
 from tierlane.command import LazyModule, option, verb_group
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def price_set(
     ] = None,
 ) -> Work:
     """Set the price of a model for requests from now or a later time on. Earlier prices stay, for exports of usage."""
-    return tiers_and_models.set_price(model, values.changes_of(PRICE, given), since)
+    row = values.changes_of(PRICE, given)
+    start = None if since is None else tiers_and_models.time_of("--from", since)
+    return changes(lambda connection: tiers_and_models.set_price(connection, model, row, start))
 
 
 @writes(app, "remove", "price remove tiny 2026-11-01T12:30:00")
@@ -54,4 +56,5 @@ def price_remove(
     since: Annotated[str, typer.Argument(metavar="FROM", help="When it begins, as `price list` shows it.")],
 ) -> Work:
     """Remove a price; the one before it applies instead."""
-    return tiers_and_models.remove_price(model, since)
+    start = tiers_and_models.time_of("FROM", since)
+    return changes(lambda connection: tiers_and_models.remove_price(connection, model, start))

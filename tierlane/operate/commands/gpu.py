@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from tierlane.admin.options import Work, Yes, reads, writes
+from tierlane.admin.options import Work, Yes, changes, reads, writes
 from tierlane.command import LazyModule, option, verb_group
 from tierlane.operate.commands.place import OfCell, OfPool
 
@@ -39,4 +39,4 @@ def gpu_cordon(
 @writes(app, "uncordon", "gpu uncordon worker-1")
 def gpu_uncordon(worker: Worker) -> Work:
     """Let a worker claim batches again."""
-    return lambda call: pools.uncordon(call, worker)
+    return changes(lambda connection: pools.uncordon(connection, worker))
