@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -35,16 +34,6 @@ Verb: TypeAlias = Callable[["Settings"], int]
 
 Run = Callable[[dict[str, Any]], int]
 """Called with all options by name (text, None if not given; a bool for a switch); returns the exit code."""
-
-
-class LazyModule:
-    """A module that is imported when one of its attributes is read."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(import_module(self._name), attribute)
 
 
 def _show_help(context: typer.Context, *, wanted: bool) -> None:
@@ -177,6 +166,12 @@ def setting(name: str) -> Any:
 def output(variable: str) -> Any:
     """The option for the output format, table or json."""
     return option("--output -o", "Output format.", "table", variable=variable)
+
+
+def gateway_url(variable: str) -> Any:
+    """The option for the address of a gateway."""
+    text = "Address of a gateway; needs TIERLANE_SERVICE_TOKEN."
+    return option("--url", text, "the local stack's", variable=variable, metavar="URL")
 
 
 Config: TypeAlias = Annotated[

@@ -76,11 +76,6 @@ class ModelFinding(NamedTuple):
     advice: str = ""
 
 
-def passed(findings: list[ModelFinding]) -> bool:
-    """Whether nothing was found that is wrong."""
-    return all(finding.ok is not False for finding in findings)
-
-
 def holds(name: str, said: str) -> ModelFinding:
     """It is as it must be."""
     return ModelFinding(name, ok=True, said=said)
@@ -107,7 +102,7 @@ class Report(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        return passed(self.findings)
+        return all(finding.ok is not False for finding in self.findings)
 
 
 def document(report: Report, written: str | None) -> dict[str, Any]:

@@ -82,15 +82,9 @@ def lines_of(items: Sequence[CheckItem]) -> list[str]:
         lines.append(f"  {MARKS[item.level]} {item.name:<14} {printable(item.said)}")
         for paragraph in item.advice.splitlines():
             lines += textwrap.wrap(printable(paragraph), WIDTH, initial_indent=" " * 19, subsequent_indent=" " * 19)
-    return [*lines, "", status_line(items)]
-
-
-def status_line(items: Sequence[CheckItem]) -> str:
-    """The whole in one line."""
-    failed = sum(item.level == "fail" for item in items)
-    warned = sum(item.level == "warn" for item in items)
+    failed, warned = [sum(item.level == level for item in items) for level in ("fail", "warn")]
     counts = f"{len(items)} checks, {failed} failed, {warned} with a warning"
-    return f"Status check results are {MARKS['pass' if not failed else 'fail']} ({counts})"
+    return [*lines, "", f"Status check results are {MARKS['fail' if failed else 'pass']} ({counts})"]
 
 
 def document(items: Sequence[CheckItem]) -> dict[str, Any]:
@@ -147,12 +141,6 @@ def judge_migrations(revision: str | None, head: str, *, behind: bool) -> CheckI
     if revision != head:
         return CheckItem("postgresql", name, "warn", said, "Upgrade this installation.")
     return CheckItem("postgresql", name, "pass", f"at {head}")
-
-
-def judge_session(*, pooler: bool) -> CheckItem:
-    """What serves the connections that need their session."""
-    said = "a pooler keeps the session of each connection" if pooler else "connections are to PostgreSQL itself"
-    return CheckItem("postgresql", "sessions", "pass", said)
 
 
 def judge_writable(name: str, read_only: str) -> CheckItem:
@@ -277,7 +265,10 @@ async def _postgresql(settings: Settings) -> list[CheckItem]:
         async with database(settings, NAME) as connection:
             items = [CheckItem("postgresql", "reachable", "pass", await connection.fetchval("SHOW server_version"))]
             pid = await connection.fetchval("SELECT pg_backend_pid()")
-            items.append(judge_session(pooler=is_behind_pooler(connection, pid)))
+            said = "connections are to PostgreSQL itself"
+            if is_behind_pooler(connection, pid):
+                said = "a pooler keeps the session of each connection"
+            items.append(CheckItem("postgresql", "sessions", "pass", said))
             items.append(judge_writable("writable", await connection.fetchval("SHOW transaction_read_only")))
             began = time.time()
             server_s = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))

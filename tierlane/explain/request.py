@@ -120,13 +120,6 @@ def advice(refusal: RejectionRecord) -> str:
     return said
 
 
-def more_words(refusal: RejectionRecord) -> str | None:
-    """The number of further rejections like it, or None."""
-    if not refusal.more:
-        return None
-    return f"{count(refusal.more, 'more request')} of the customer rejected for the same reason within a quarter of a second."
-
-
 def meaning(code: str) -> str:
     """The message of an error code, as its client got it."""
     try:
@@ -168,10 +161,11 @@ def explain_request(
             moment(refusal.at_ms),
             f"The limits of tier {refusal.tier} were at {percent(refusal.factor)} of their base.",
         )
+        alike = "rejected for the same reason within a quarter of a second"
         words = [
             f"Rejected with {refusal.code} at {at} UTC by {limit_words(refusal)}.",
             lowered_words(refusal) or factor,
-            more_words(refusal),
+            f"{count(refusal.more, 'more request')} of the customer {alike}." if refusal.more else None,
             f"What to do: {advice(refusal)}",
         ]
         noted = msgspec.structs.asdict(refusal)

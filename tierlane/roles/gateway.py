@@ -18,7 +18,6 @@ from ledger.audit.queries import RequestRow, Usage, find_request, find_usage
 from ledger.catalog.follower import Catalog
 from ledger.postgres import Connection, closing, connect
 from scheduler.protocol.admission import ReplayLimits
-from scheduler.tracing import Spans
 from tierlane.roles.process import check_database, configure_logs, run_role, spans_of, with_cluster
 from tierlane.roles.stand_in import StandIn
 from tierlane.settings.model import Settings
@@ -120,6 +119,10 @@ async def _serve(settings: Settings, name: str) -> int:
     await check_database(settings.session_url)
     catalog = Catalog(settings.session_url)
     with spans_of(settings, "gateway", name) as spans:
+        traces: RequestTraces | None = None
+        if spans is not None:
+            trusts = settings.traces_trust_callers == "on"
+            traces = RequestTraces(spans, settings.traces_sample, trust_callers=trusts)
         await catalog.start()
         gc.collect()
         gc.freeze()  # What is here stays: looking it over again would stop every answer for 40 ms now and then.
@@ -132,19 +135,12 @@ async def _serve(settings: Settings, name: str) -> int:
                 find_usage=functools.partial(_usage, settings),
                 tokens=tokens_of(settings, catalog),
                 connect=functools.partial(_transaction, settings),
-                traces=traces_of(settings, spans),
+                traces=traces,
                 schedule=StandIn(settings, catalog).run,
             )
         finally:
             await catalog.stop()
     return 0
-
-
-def traces_of(settings: Settings, spans: Spans | None) -> RequestTraces | None:
-    """The sampler; None if tracing is off."""
-    if spans is None:
-        return None
-    return RequestTraces(spans, settings.traces_sample, trust_callers=settings.traces_trust_callers == "on")
 
 
 async def _find(settings: Settings, request_id: str) -> RequestRow | None:

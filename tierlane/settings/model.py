@@ -25,25 +25,9 @@ from ratelimit.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_ba
 from scheduler.autoscale import ScaleRules
 from tierlane.settings.checks import MAX_WORKERS, parse_bounds
 from tierlane.settings.declaration import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, flag, settings_of, variable
-from tierlane.settings.gateway_sections import (
-    AutoscaleSettings,
-    BatchSettings,
-    GatewaySettings,
-    JobSettings,
-    MetricsSettings,
-    TraceSettings,
-)
 from tierlane.settings.pools import PoolsError, parse_pools
-from tierlane.settings.role_sections import (
-    AuditorSettings,
-    EndpointSettings,
-    PoolTimeSettings,
-    SchedulerSettings,
-    SharedSettings,
-    StackSettings,
-    WorkerSettings,
-)
-from tierlane.settings.sections import ORDERED, SETTINGS
+from tierlane.settings.role_sections import EndpointSettings
+from tierlane.settings.sections import ORDERED, SETTINGS, AllSettings
 
 MAX_SHOWN_CHARS = 80
 Config = TypeVar("Config")
@@ -104,22 +88,7 @@ def _demand(schema: Mapping[str, Any]) -> str:
     return ""
 
 
-class Settings(
-    SharedSettings,
-    PoolTimeSettings,
-    GatewaySettings,
-    JobSettings,
-    BatchSettings,
-    AutoscaleSettings,
-    MetricsSettings,
-    TraceSettings,
-    SchedulerSettings,
-    WorkerSettings,
-    EndpointSettings,
-    AuditorSettings,
-    StackSettings,
-    BaseSettings,
-):
+class Settings(AllSettings, BaseSettings):
     """All settings; a role uses those of its section. An empty URL or token means that it is not set.
 
     pydantic makes a field of each annotation in these classes, and takes its default and range from the

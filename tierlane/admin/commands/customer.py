@@ -1,17 +1,11 @@
 """`tierlane customer`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from tierlane.admin.fields import CUSTOMER
 from tierlane.admin.options import CustomerName, Given, Limit, Name, Work, Yes, changes, reads, writes
-from tierlane.command import LazyModule, option, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.admin import customers, values
-else:
-    # Help must be fast.
-    customers = LazyModule("tierlane.admin.customers")
-    values = LazyModule("tierlane.admin.values")
+from tierlane.command import option, verb_group
+from tierlane.lazy import customers, values
 
 app = verb_group("Customers: list, show, create, set, suspend, activate, delete.", "customer create acme --tier paid")
 

@@ -1,6 +1,6 @@
 """`tierlane key`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -17,14 +17,8 @@ from tierlane.admin.options import (
     reads,
     writes,
 )
-from tierlane.command import LazyModule, option, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.admin import customers, values
-else:
-    # Help must be fast.
-    customers = LazyModule("tierlane.admin.customers")
-    values = LazyModule("tierlane.admin.values")
+from tierlane.command import option, verb_group
+from tierlane.lazy import customers, values
 
 Purpose: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The purpose of the key.")]
 ExpiresIn: TypeAlias = Annotated[

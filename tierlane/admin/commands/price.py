@@ -1,19 +1,13 @@
 """`tierlane price`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from tierlane.admin.fields import PRICE
 from tierlane.admin.options import Given, Work, changes, reads, writes
-from tierlane.command import LazyModule, option, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.admin import tiers_and_models, values
-else:
-    # Help must be fast.
-    tiers_and_models = LazyModule("tierlane.admin.tiers_and_models")
-    values = LazyModule("tierlane.admin.values")
+from tierlane.command import option, verb_group
+from tierlane.lazy import tiers_and_models, values
 
 PricedModel: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="The model, by name.")]
 

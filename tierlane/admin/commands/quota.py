@@ -1,18 +1,12 @@
 """`tierlane quota`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from tierlane.admin.options import CustomerOption, OnlyCustomer, Work, changes, reads, writes
-from tierlane.command import LazyModule, option, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.admin import customers, values
-else:
-    # Help must be fast.
-    customers = LazyModule("tierlane.admin.customers")
-    values = LazyModule("tierlane.admin.values")
+from tierlane.command import option, verb_group
+from tierlane.lazy import customers, values
 
 OfTier: TypeAlias = Annotated[
     str | None, option("--tier", "For each customer of this tier, instead of one customer.", metavar="NAME")

@@ -1,20 +1,13 @@
 """`tierlane tier` and `tierlane model`: their verbs and options."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import typer
 
 from tierlane.admin.fields import MODEL, TIER, Field
 from tierlane.admin.options import Given, Name, Work, changes, reads, writes
-from tierlane.command import LazyModule, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.admin import tiers_and_models, values
-else:
-    # Help must be fast.
-    tiers_and_models = LazyModule("tierlane.admin.tiers_and_models")
-    values = LazyModule("tierlane.admin.values")
+from tierlane.command import verb_group
+from tierlane.lazy import tiers_and_models, values
 
 tier_app = verb_group("Tiers: list, show, set, create, delete.", "tier set free --requests-per-second 50 --burst 100")
 

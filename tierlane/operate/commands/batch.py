@@ -1,17 +1,12 @@
 """`tierlane batch`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from tierlane.admin.options import Limit, Work, reads
-from tierlane.command import LazyModule, option, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.operate import batches
-else:
-    # Help must be fast.
-    batches = LazyModule("tierlane.operate.batches")
+from tierlane.command import option, verb_group
+from tierlane.lazy import batches
 
 app = verb_group("Batches of /v1/batches: list, show, cancel.", "batch list")
 BatchId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Id of the batch.")]

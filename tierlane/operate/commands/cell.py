@@ -1,18 +1,11 @@
 """`tierlane cell`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tierlane.admin.fields import CELL
 from tierlane.admin.options import Given, Name, Work, reads, writes
-from tierlane.command import LazyModule, option, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.admin import values
-    from tierlane.operate import cells
-else:
-    # Help must be fast.
-    cells = LazyModule("tierlane.operate.cells")
-    values = LazyModule("tierlane.admin.values")
+from tierlane.command import option, verb_group
+from tierlane.lazy import cells, values
 
 app = verb_group(
     "Cells: list, open, drain, close.", "cell open c2 --redis-url redis://redis-2.internal:6379/0\ncell list"

@@ -1,18 +1,12 @@
 """`tierlane dlq`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tierlane.admin.options import PLACE, Actor, Work, Yes, add_verb, limit_option, read_options
-from tierlane.command import LazyModule, Pool, option, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.operate import dead_letters, requeue
-else:
-    # Help must be fast.
-    dead_letters = LazyModule("tierlane.operate.dead_letters")
-    requeue = LazyModule("tierlane.operate.requeue")
+from tierlane.command import Pool, option, verb_group
+from tierlane.lazy import dead_letters, requeue
 
 app = verb_group("Dead letters: requests that failed permanently. List, show, requeue, purge.", "dlq list")
 

@@ -1,18 +1,13 @@
 """`tierlane gpu`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from tierlane.admin.options import Work, Yes, changes, reads, writes
-from tierlane.command import LazyModule, option, verb_group
+from tierlane.command import option, verb_group
+from tierlane.lazy import pools
 from tierlane.operate.commands.place import OfCell, OfPool
-
-if TYPE_CHECKING:
-    from tierlane.operate import pools
-else:
-    # Help must be fast.
-    pools = LazyModule("tierlane.operate.pools")
 
 Worker: TypeAlias = Annotated[str, typer.Argument(metavar="WORKER", help="Id of the worker, as `list` shows it.")]
 

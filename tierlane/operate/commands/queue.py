@@ -1,18 +1,13 @@
 """`tierlane queue`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from tierlane.admin.options import Work, Yes, reads, writes
-from tierlane.command import LazyModule, verb_group
+from tierlane.command import verb_group
+from tierlane.lazy import pools
 from tierlane.operate.commands.place import OfCell, OfPool
-
-if TYPE_CHECKING:
-    from tierlane.operate import pools
-else:
-    # Help must be fast.
-    pools = LazyModule("tierlane.operate.pools")
 
 TierName: TypeAlias = Annotated[str, typer.Argument(metavar="TIER", help="Name of the tier.")]
 
