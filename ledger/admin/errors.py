@@ -105,12 +105,11 @@ def rejected_change(
     """The error for a constraint that was violated when `values` were written to `table`."""
     found = _KEY.search(error.detail or "")  # PostgreSQL names columns and values of a violated key.
     columns, value = found.groups() if found else ("", "")
+    constraint = error.constraint_name or ""
     if isinstance(error, UniqueViolationError):
         thing = THINGS.get(error.table_name or "", "row")
-        if not columns:
-            return ChangeRejected(f"There is already such a {thing}.")
-        named, other = f"There is already a {thing} named {value}.", f"{columns} {value} is that of another {thing}."
-        return ChangeRejected(named if columns == "name" else other)
+        taken = f"{columns} {value} is that of another {thing}." if columns else f"There is already such a {thing}."
+        return ChangeRejected(f"There is already a {thing} named {value}." if columns == "name" else taken)
     if isinstance(error, ForeignKeyViolationError):
         missing = f"There is no {columns.removesuffix('_id')} named {value}."
         used = f"It cannot be deleted: {error.table_name} still refer to it."
@@ -118,7 +117,15 @@ def rejected_change(
     if isinstance(error, NotNullViolationError):
         column = error.column_name or ""
         return BadValue(f"{column} must be given ({_comment(table, column)}).")
-    return _broken_rule(error, table, values)
+    words = rule_in_words(table.name, constraint)
+    column = _SUBJECTS.get(constraint, constraint.removeprefix(f"ck_{table.name}_"))
+    if words and column in table.c:
+        return BadValue(_sentence(table, column, values.get(column), words))
+    if isinstance(error, CheckViolationError) and constraint.startswith("ck_"):
+        return BadValue(f"{THINGS[table.name]}: the rule {constraint} refuses this.")
+    # The message of a trigger is a sentence.
+    text = str(error).partition("\n")[0].rstrip(".")
+    return ChangeRejected(f"{text[:1].upper()}{text[1:]}.")
 
 
 def rule_in_words(table: str, constraint: str) -> str | None:
@@ -131,19 +138,6 @@ def rule_in_words(table: str, constraint: str) -> str | None:
                 if found := re.fullmatch(form, str(rule.sqltext)):
                     return words(*found.groups())
     return None
-
-
-def _broken_rule(error: IntegrityConstraintViolationError, table: Table, values: Mapping[str, Any]) -> ChangeRejected:
-    constraint = error.constraint_name or ""
-    words = rule_in_words(table.name, constraint)
-    column = _SUBJECTS.get(constraint, constraint.removeprefix(f"ck_{table.name}_"))
-    if words and column in table.c:
-        return BadValue(_sentence(table, column, values.get(column), words))
-    if isinstance(error, CheckViolationError) and constraint.startswith("ck_"):
-        return BadValue(f"{THINGS[table.name]}: the rule {constraint} refuses this.")
-    # The message of a trigger is a sentence.
-    text = str(error).partition("\n")[0].rstrip(".")
-    return ChangeRejected(f"{text[:1].upper()}{text[1:]}.")
 
 
 def _sentence(table: Table, column: str, value: object, words: str) -> str:

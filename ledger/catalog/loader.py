@@ -140,7 +140,7 @@ def models_from(rows: Iterable[Row], price_rows: Iterable[Row] = ()) -> dict[str
     models: dict[str, Model] = {}
     for name, *columns, capabilities, tpot_ms in rows:
         allowed = None if capabilities is None else frozenset(capabilities)
-        model = models[name] = Model(name, *columns, allowed, prices.get(name, ()), tpot_ms)
+        model = models[name] = Model(*(name, *columns, allowed, prices.get(name, ()), tpot_ms))
         _positive("models", name, batch=model.max_batch_size, rate=model.rps_per_gpu)
         _require(0 < model.target_utilization <= 1, "models", name, "has a target_utilization outside 0..1")
         _require(model.tpot_ms is None or model.tpot_ms > 0, "models", name, "has a tpot_ms that is not above 0")

@@ -180,7 +180,7 @@ def judge_pools(rows: Collection[Model], seen: Mapping[str, Observation]) -> lis
         if not look.healthy_gpus:
             advice = f"Start a worker with TIERLANE_POOL={pool}, or see the logs of those that there are; `tierlane gpu list`."
         said = f"{look.healthy_gpus} of {look.total_gpus} workers are healthy"
-        healthy = 0 < look.healthy_gpus >= look.total_gpus
+        healthy = look.healthy_gpus > 0 and look.healthy_gpus >= look.total_gpus
         level: Literal["warn", "fail"] = "warn" if look.healthy_gpus else "fail"
         items.append(judged("workers", f"pool {pool}", said, advice, holds=healthy, otherwise=level))
     return items

@@ -120,7 +120,18 @@ def why(tier: str, parts: Sequence[TierPart], capacity: PoolCapacity) -> str:
     if part.factor >= 1:
         total = sum(each.demand_rps for each in parts)
         return f"{state}; the demand of all tiers is {rate(total)}."
-    before = _before(part, parts)
+    # Higher tiers are served before the last of this tier's demand, and of lower ones what is guaranteed.
+    higher = [
+        f"{each.name} {rate(min(each.allocated_rps, each.demand_rps))}"
+        for each in parts
+        if each.priority < part.priority and min(each.allocated_rps, each.demand_rps) >= _SEEN
+    ]
+    lower = [
+        f"{rate(kept)} guaranteed to {each.name}"
+        for each in parts
+        if each.priority > part.priority and (kept := min(each.guaranteed_rps, each.demand_rps)) >= _SEEN
+    ]
+    before = higher + lower
     first = f"; {listed(before)} {'is' if len(before) == 1 else 'are'} served first" if before else ""
     share = ""
     if part.guaranteed_rps > 0 and abs(part.allocated_rps - part.guaranteed_rps) <= _ALIKE * part.guaranteed_rps:
@@ -176,18 +187,3 @@ def apart(tier: str, gateways: Sequence[GatewayPart]) -> str | None:
 
 def _are(how_many: int) -> str:
     return "is" if how_many == 1 else "are"
-
-
-def _before(part: TierPart, parts: Sequence[TierPart]) -> list[str]:
-    """The tiers served before the last of this tier's demand: higher ones whole, lower ones as far as guaranteed."""
-    higher = [
-        f"{each.name} {rate(min(each.allocated_rps, each.demand_rps))}"
-        for each in parts
-        if each.priority < part.priority and min(each.allocated_rps, each.demand_rps) >= _SEEN
-    ]
-    lower = [
-        f"{rate(kept)} guaranteed to {each.name}"
-        for each in parts
-        if each.priority > part.priority and (kept := min(each.guaranteed_rps, each.demand_rps)) >= _SEEN
-    ]
-    return higher + lower

@@ -70,7 +70,16 @@ class LeftPools:
         if self._clock() >= self._jobs_due:
             self._jobs_due = self._clock() + JOBS_LOOK_S
             with suppress(*AWAY):
-                await self._look_at_jobs()
+                connection = await connect(
+                    self._url,
+                    name="tierlane-scheduler",
+                    connect_timeout_s=STATEMENT_TIMEOUT_MS / 1000,
+                    statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+                )
+                async with closing(connection):
+                    places = [place.partition("@") for place in await job_pools(connection)]
+                here = {pool for pool, _, cell in places if (cell or DEFAULT_CELL) == self._cell}
+                self._with_jobs = frozenset(filter(is_pool_name, here))
         known, named = await self._unfinished.pools(), pools_to_serve(snapshot.models.values())
         tiers = [tier.name for tier in snapshot.tiers]
         with_jobs = self._with_jobs or frozenset()
@@ -80,18 +89,6 @@ class LeftPools:
         self.names = frozenset(left) | (with_jobs - named)
         kept = named | self.names
         await self._unfinished.note(kept, known - kept)
-
-    async def _look_at_jobs(self) -> None:
-        connection = await connect(
-            self._url,
-            name="tierlane-scheduler",
-            connect_timeout_s=STATEMENT_TIMEOUT_MS / 1000,
-            statement_timeout_ms=STATEMENT_TIMEOUT_MS,
-        )
-        async with closing(connection):
-            places = [place.partition("@") for place in await job_pools(connection)]
-        here = {pool for pool, _, cell in places if (cell or DEFAULT_CELL) == self._cell}
-        self._with_jobs = frozenset(filter(is_pool_name, here))
 
 
 def wanted_pools(settings: Settings, catalog: Catalog) -> set[str]:

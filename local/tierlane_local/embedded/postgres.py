@@ -91,7 +91,15 @@ class EmbeddedPostgres(EmbeddedServer):
         prepare_socket_dir(self._socket_dir)
         change_owner(self._socket_dir)
         user = choose_user(bin_dir, _catalog_file(bin_dir), [self.home.parent, self._socket_dir])
-        await self._clear_leftover()
+        pid_file = self.home / "postmaster.pid"
+        await self._end_leftover(pid_file, [POSTGRES_SERVER])
+        # PostgreSQL does not start while the pid in a stale file belongs to any process: another one of the user, or
+        # its own zombie in a container without an init process.
+        pid_file.unlink(missing_ok=True)
+        lock = self._socket_dir / SOCKET_LOCK
+        with contextlib.suppress(OSError, IndexError):
+            if lock.read_text().splitlines()[1] == str(self.home):  # The second line is the data directory.
+                lock.unlink()
         if not (self.home / "PG_VERSION").exists():
             await asyncio.to_thread(self._create_cluster, bin_dir, major, user)
         found = (self.home / "PG_VERSION").read_text().strip()
@@ -111,17 +119,6 @@ class EmbeddedPostgres(EmbeddedServer):
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Shut down; after `grace_s` seconds, kill all processes of the server."""
         await super().stop(grace_s)
-
-    async def _clear_leftover(self) -> None:
-        pid_file = self.home / "postmaster.pid"
-        await self._end_leftover(pid_file, [POSTGRES_SERVER])
-        # PostgreSQL does not start while the pid in a stale file belongs to any process: another one of the user, or
-        # its own zombie in a container without an init process.
-        pid_file.unlink(missing_ok=True)
-        lock = self._socket_dir / SOCKET_LOCK
-        with contextlib.suppress(OSError, IndexError):
-            if lock.read_text().splitlines()[1] == str(self.home):  # The second line is the data directory.
-                lock.unlink()
 
     def _create_cluster(self, bin_dir: Path, major: int, user: ProcessUser) -> None:
         # Created under another name and renamed, so that an interrupted initdb never looks like a cluster.

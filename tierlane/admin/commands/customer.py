@@ -30,7 +30,8 @@ def customer_show(
     ] = False,
 ) -> Work:
     """Show a customer's base limits and their sources, quotas and keys; or the secret that signs its callbacks."""
-    return lambda call: (customers.show_secret if webhook_secret else customers.show_customer)(call, name)
+    show = customers.show_secret if webhook_secret else customers.show_customer
+    return lambda call: show(call, name)
 
 
 @writes(app, "create", "customer create acme --tier paid --requests-per-second 50", CUSTOMER, new=True)

@@ -95,7 +95,16 @@ class CellDispatcher:
     def _form_due(self) -> float:
         """Form batches; returns the seconds until the next turn."""
         if self._cell.has_slots:
-            return self._fill_slots()
+            # Fill the free slots, one request after the other, in the order of `choose`.
+            cell, now, policy = self._cell, self._loop.now, replace(self.policy, max_batch_size=1)
+            self._condition = WakeCondition(1, MOST_READY)
+            while cell.depth and cell.free_slots > len(cell.ready):
+                tiers = {name: TierQueue(queue.depth, _age_ms(queue, now)) for name, queue in cell.queues.items()}
+                picks, self._credit = choose(tiers, policy, self._credit)
+                before = cell.depth
+                if not picks or (not cell.form(picks, MOST_READY) and cell.depth >= before):
+                    break
+            return MAX_SLEEP_S
         while True:
             decisions = self._decide()
             decision = decisions[0]
@@ -114,18 +123,6 @@ class CellDispatcher:
             if not formed and self._cell.depth >= before:
                 self._condition = WakeCondition(0, decision.ready_limit - 1)
                 return REFUSED_PAUSE_S
-
-    def _fill_slots(self) -> float:
-        """Fill the free slots, one request after the other, in the order of `choose`."""
-        cell, now, policy = self._cell, self._loop.now, replace(self.policy, max_batch_size=1)
-        self._condition = WakeCondition(1, MOST_READY)
-        while cell.depth and cell.free_slots > len(cell.ready):
-            tiers = {name: TierQueue(queue.depth, _age_ms(queue, now)) for name, queue in cell.queues.items()}
-            picks, self._credit = choose(tiers, policy, self._credit)
-            before = cell.depth
-            if not picks or (not cell.form(picks, MOST_READY) and cell.depth >= before):
-                break
-        return MAX_SLEEP_S
 
     def _decide(self) -> list[Decision]:
         cell, now = self._cell, self._loop.now
@@ -290,7 +287,15 @@ class SimulatedCell:
         verdict = self._admission.decide(account, submission, current, now)
         reduced_only = self._customer_limits.judged(identity, submission, verdict)
         if verdict.outcome is Admission.ACCEPTED:
-            self._queue(account, words, submission, now)
+            request = QueuedRequest(
+                account.number,
+                now,
+                now + submission.queue_ms / 1000,
+                now + submission.total_ms / 1000,
+                words,
+            )
+            urgent = self.queues[account.identity.tier].push(request, account.identity.weight)
+            self.dispatcher.admitted(self.depth, urgent=urgent)
             return
         error = self._customer_limits.rejection_error(identity, verdict, base_limit_allows=reduced_only)
         if is_capacity_rejection(error.code):
@@ -301,17 +306,6 @@ class SimulatedCell:
     def _send_again(self, account: CustomerAccount, words: float, tries: int, retry_ms: float) -> None:
         if tries > 0 and retry_ms > 0:
             self._loop.after(retry_ms / 1000, self._retry, account, words, tries - 1)
-
-    def _queue(self, account: CustomerAccount, words: float, submission: Submission, now: float) -> None:
-        request = QueuedRequest(
-            account.number,
-            now,
-            now + submission.queue_ms / 1000,
-            now + submission.total_ms / 1000,
-            words,
-        )
-        urgent = self.queues[account.identity.tier].push(request, account.identity.weight)
-        self.dispatcher.admitted(self.depth, urgent=urgent)
 
     def _may_run(self, request: QueuedRequest) -> bool:
         """Whether a request that leaves its queue still has time."""

@@ -65,25 +65,6 @@ def show(result: Document) -> None:
             rows += [_row(each, each["class"], None) for each in shown]
     print_rows("table", _COLUMNS, rows, "requests")
     typer.echo()
-    for line in aligned(_facts(result)):
-        typer.echo(line)
-    if len(result["cells"]) > 1:
-        typer.echo()
-        print_rows("table", _CELL_COLUMNS, _cell_rows(result["cells"]), "cells")
-
-
-def _row(figures: Mapping[str, Any], name: str, fairness: float | None) -> dict[str, Any]:
-    arrivals = figures["arrivals"]
-    return {
-        **figures,
-        "class": name,
-        "refused_share": round(100 * figures["refused"] / arrivals, 1) if arrivals else None,
-        "gpu_share": round(100 * figures["gpu_share"], 1),
-        "fairness": fairness,
-    }
-
-
-def _facts(result: Document) -> list[tuple[str, str]]:
     gpus = result["gpus"]
     facts = [
         ("seed", f"{result['seed']}"),
@@ -102,7 +83,22 @@ def _facts(result: Document) -> list[tuple[str, str]]:
         others = "".join(f", {count:,} {code}" for code, count in tier["others"].items())
         times = ", ".join(f"{p} {tier[p + '_ms'] or 0:g} ms" for p in ("p50", "p95", "p99"))
         facts.append((f"recorded, {name}", f"{tier['completed']:,} completed{others}; {times}"))
-    return [*facts, *result.get("notes", {}).items()]
+    for line in aligned([*facts, *result.get("notes", {}).items()]):
+        typer.echo(line)
+    if len(result["cells"]) > 1:
+        typer.echo()
+        print_rows("table", _CELL_COLUMNS, _cell_rows(result["cells"]), "cells")
+
+
+def _row(figures: Mapping[str, Any], name: str, fairness: float | None) -> dict[str, Any]:
+    arrivals = figures["arrivals"]
+    return {
+        **figures,
+        "class": name,
+        "refused_share": round(100 * figures["refused"] / arrivals, 1) if arrivals else None,
+        "gpu_share": round(100 * figures["gpu_share"], 1),
+        "fairness": fairness,
+    }
 
 
 def _cell_rows(cells: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -139,24 +135,21 @@ def draw(directory: Path, result: Document) -> list[str]:
     if len(result["cells"]) > 1:
         plots.append(("workers.svg", "Workers of each cell", _workers))
     for name, title, fill in plots:
-        _draw(directory / name, title, result, fill)
+        path = directory / name
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+
+        # Equal results are equal files: no random ids, no date.
+        with rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"}):
+            figure = Figure(figsize=SIZE, layout="constrained")
+            axes = figure.add_subplot()
+            fill(axes, result)
+            axes.set_title(title, loc="left")
+            axes.set_xlabel("s")
+            axes.set_ylim(bottom=0)
+            axes.spines[["top", "right"]].set_visible(False)
+            figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
     return [name for name, _, _ in plots]
-
-
-def _draw(path: Path, title: str, result: Document, fill: Callable[["Axes", Document], None]) -> None:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    # Equal results are equal files: no random ids, no date.
-    with rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"}):
-        figure = Figure(figsize=SIZE, layout="constrained")
-        axes = figure.add_subplot()
-        fill(axes, result)
-        axes.set_title(title, loc="left")
-        axes.set_xlabel("s")
-        axes.set_ylim(bottom=0)
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
 
 
 def _times(result: Document, values: Sequence[object]) -> list[float]:

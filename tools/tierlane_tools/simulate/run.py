@@ -169,7 +169,12 @@ class RequestSimulation:
     def _resize(self, gpus: int) -> None:
         """Add or remove workers; new ones join the cell with the fewest for its weight, lost ones are drawn."""
         size = self._scenario.model.max_batch_size
-        words = self._mean_words()
+        # Of the requests of all classes.
+        rates = [
+            (each.count * max(rate for _, rate in each.steps), each.words) for each in self._scenario.customers.values()
+        ]
+        total = sum(rate for rate, _ in rates)
+        words = sum(rate * words for rate, words in rates) / total if total else 10.0
         open_cells = [cell for cell in self._cells if cell.is_open] or self._cells
         while len(self._workers) < gpus:
             self._made += 1
@@ -189,14 +194,6 @@ class RequestSimulation:
             worker.lose()
             for cell in self._by_name.values():
                 self._loop.after(GONE_S, cell.remove, worker)
-
-    def _mean_words(self) -> float:
-        """Of the requests of all classes."""
-        rates = [
-            (each.count * max(rate for _, rate in each.steps), each.words) for each in self._scenario.customers.values()
-        ]
-        total = sum(rate for rate, _ in rates)
-        return sum(rate * words for rate, words in rates) / total if total else 10.0
 
     def _moves(self, worker: SimulatedWorker, destination: str) -> None:
         self.figures.moves += 1
