@@ -86,7 +86,8 @@ class GatewayConfig:
     default_model: str | None  # For requests without `model`; None: the pool's only enabled model.
 
     total_ms: int | None  # None, as for sizes: by the backend of the pool, see `request_limits`.
-    gone_ms: int  # A worker without a heartbeat for this time is not healthy; the same in all roles of the pool.
+    lease_ms: int  # The duration of a lease of a batch; as `gone_ms`, the same in all roles of the pool.
+    gone_ms: int  # A worker without a heartbeat for this time is not healthy.
     max_body_bytes: int | None
     max_input_bytes: int | None = None  # UTF-8 bytes of `input`; None: in proportion to the body.
     body_memory_bytes: int  # Of bodies being read: in total, of one customer, of one key.
@@ -111,7 +112,7 @@ class GatewayConfig:
     grpc: GrpcConfig | None  # None: gRPC is not served.
     responses: ResponseStoreConfig
     batches: BatchConfig
-    replays: ReplayLimits  # Limits of stored replies for Idempotency-Keys.
+    replays: ReplayLimits
     max_pending: int = 4096  # Requests queued for the next admission call; more are rejected at once.
 
     header_timeout_s: float  # From the first byte of a request to the end of its headers.

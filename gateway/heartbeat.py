@@ -114,7 +114,7 @@ class GatewayHeartbeat:
             )
             self._limits.memory(reply.memory_share)
             if self._epoch_us not in (None, reply.epoch_us):
-                self._limits.emptied(self._clock())
+                self._limits.emptied(self._clock() + self._presence.gone_ms / 1000)
                 self._served_until = self._clock() + KEEP_WORKERS_S
             self._epoch_us = reply.epoch_us
             self.eviction_policy = reply.policy

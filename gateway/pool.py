@@ -85,7 +85,7 @@ class PoolParts:
         self._subscriber_client = subscriber_client(config.redis_url)
         keys = self._keys = Keys.at(config.redis_url, config.pool)
         self.results = Results(self._client, keys)
-        terminations = Terminations(self._client, keys)
+        terminations = Terminations(self._client, keys, lease_ms=config.lease_ms)
         admissions = Admissions(self._client, keys, config.gateway_id, replays=config.replays, pass_ms=config.reap_ms)
         adoption, ends = Adoption(self._client, keys), RecentOutcomes(config.gateway_id)
         self._presence = Presence(self._client, keys, gone_ms=config.gone_ms)
@@ -129,7 +129,7 @@ class PoolParts:
         self.read_limits = LimitState(self._client, keys).read
         self.recent_rejections = partial(recent_rejections, self._client, keys)
         self.find_rejection = partial(find_rejection, self._client, keys)
-        self.reruns = DeadLetterReruns(self._client, keys, config.gateway_id, config.gone_ms, config.request_limits)
+        self.reruns = DeadLetterReruns(self._client, keys, self._presence, admissions, config.request_limits)
         self.direct = self._direct(adoption, ends)
         self.subscriber = self._subscriber()
         self.inference, self.jobs = self._serving(ends)

@@ -93,6 +93,8 @@ class WorkerConfig:
     """How often the lease of a running batch is renewed; well under half of `lease_ms`."""
     lease_ms: int
     """Duration of a lease from claim or renewal; the same in every role of the pool."""
+    gone_ms: int
+    """A worker without a heartbeat for this time is not healthy; the same in every role of the pool."""
     gpu_timeout_ms: int
     """The longest time for any batch; measured service times lower it."""
     measure_at_start: bool = False

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from sqlalchemy import Column, Table, make_url
+from sqlalchemy import Table, make_url
 
 from ledger.schema import metadata
 from ratelimit.__main__ import Pages, update
@@ -31,24 +31,20 @@ def pages() -> Pages:
 def _table(table: Table) -> str:
     if table.name in _INTERNAL:
         return f"\n### {table.name}\n\n{table.comment}\n"
-    known = {(column.name, column.comment) for other in _tables_before(table) for column in other.c}
-    shown = [column for column in table.c if column.name not in _INTERNAL]
-    columns = "\n" + "".join(_column(column) for column in shown if (column.name, column.comment) not in known)
-    if same := ", ".join(f"`{column.name}`" for column in shown if (column.name, column.comment) in known):
-        columns += f"* {same}: as in a table above.\n"
-    return f"\n### {table.name}\n\n{table.comment}\n{columns}"
-
-
-def _tables_before(table: Table) -> list[Table]:
     tables = list(metadata.tables.values())
-    return tables[: tables.index(table)]
-
-
-def _column(column: Column[object]) -> str:
-    type_ = column.type.compile(dialect=DIALECT)
-    shown = "" if column.name.endswith(_NAMES) else _TYPES.get(type_, type_.lower())
-    words = f"`{column.name}` {shown}".rstrip()
-    return f"* {words}: {(column.comment or '').replace('<', '&lt;')}\n"
+    known = {(column.name, column.comment) for other in tables[: tables.index(table)] for column in other.c}
+    text, same = f"\n### {table.name}\n\n{table.comment}\n\n", []
+    for column in table.c:
+        if column.name in _INTERNAL:
+            continue
+        if (column.name, column.comment) in known:
+            same.append(f"`{column.name}`")
+            continue
+        type_ = column.type.compile(dialect=DIALECT)
+        shown = "" if column.name.endswith(_NAMES) else _TYPES.get(type_, type_.lower())
+        words = f"`{column.name}` {shown}".rstrip()
+        text += f"* {words}: {(column.comment or '').replace('<', '&lt;')}\n"
+    return text + (f"* {', '.join(same)}: as in a table above.\n" if same else "")
 
 
 if __name__ == "__main__":

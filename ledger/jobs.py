@@ -8,6 +8,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
@@ -154,34 +155,33 @@ async def open_submissions(connection: Connection, ids: Sequence[str]) -> list[S
 
     Limits are not checked, since the jobs were admitted before.
     """
-    return [_resubmission(row) for row in await connection.fetch(statement("open_job_bodies"), ids)]
-
-
-def _resubmission(row: asyncpg.Record) -> Submission:
-    left_ms = max(0, int(row["left_s"] * 1000))
-    try:
-        input_bytes = len(decode_payload(row["body"]).input.encode())
-    except ValueError:  # The worker reports it.
-        input_bytes = 0
-    return Submission(
-        id=row["id"],
-        tier=row["tier"],
-        customer_id=row["customer_id"],
-        api_key_id=row["api_key_id"],
-        nonce="",  # No connection waits for it.
-        model=row["model"],
-        input_bytes=input_bytes,
-        total_ms=left_ms,
-        queue_ms=left_ms,
-        background=not row["interactive"],
-        limits=NO_LIMITS,
-        trace_id=row["trace_id"] or "",
-        endpoint=row["endpoint"] or "",
-        idempotency=row["idempotency"] or "",
-        fingerprint=row["fingerprint"] or "",
-        again=True,
-        body=row["body"],
-    )
+    submissions = []
+    for row in await connection.fetch(statement("open_job_bodies"), ids):
+        left_ms, input_bytes = max(0, int(row["left_s"] * 1000)), 0
+        with suppress(ValueError):  # The worker reports it.
+            input_bytes = len(decode_payload(row["body"]).input.encode())
+        submissions.append(
+            Submission(
+                id=row["id"],
+                tier=row["tier"],
+                customer_id=row["customer_id"],
+                api_key_id=row["api_key_id"],
+                nonce="",  # No connection waits for it.
+                model=row["model"],
+                input_bytes=input_bytes,
+                total_ms=left_ms,
+                queue_ms=left_ms,
+                background=not row["interactive"],
+                limits=NO_LIMITS,
+                trace_id=row["trace_id"] or "",
+                endpoint=row["endpoint"] or "",
+                idempotency=row["idempotency"] or "",
+                fingerprint=row["fingerprint"] or "",
+                again=True,
+                body=row["body"],
+            )
+        )
+    return submissions
 
 
 async def count_requeue(connection: Connection, ids: Sequence[str]) -> None:

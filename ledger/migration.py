@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from ledger.postgres import AWAY, SCHEME, connect, place_of
-from ledger.postgres import Connection as Raw
 from ledger.revision import CONNECT_TIMEOUT_S, head_revision, is_unknown, migrations_dir
 from ledger.schema import metadata
 from scheduler.errors import StartError
@@ -43,7 +43,14 @@ async def upgrade_to_head(database_url: str) -> str:
         revision = await connection.run_sync(_revision)
         await connection.rollback()  # The migration starts its own transaction.
         if is_unknown(revision):
-            return _check_compatible(revision)
+            # Only the newest revision is known. An earlier `post` migration required that old versions, such as this, were gone.
+            named = _REVISION.fullmatch(revision)
+            if named is not None and named[1] == "pre":
+                return revision
+            why = "which requires a newer version of Tierlane: install that version again."
+            if named is None:
+                why = "which is not a revision of Tierlane: is this the database of another application?"
+            raise StartError(f"The database is at revision {revision}, {why}")
         try:
             await connection.run_sync(_upgrade)
         except CommandError as error:  # A newer version may have migrated it meanwhile.
@@ -51,26 +58,14 @@ async def upgrade_to_head(database_url: str) -> str:
     return head_revision()
 
 
-def _check_compatible(revision: str) -> str:
-    """Return a revision of a newer version. Raises StartError if this version cannot run on it.
-
-    Only the newest revision is known. An earlier `post` migration required that old versions, such as this, were gone.
-    """
-    named = _REVISION.fullmatch(revision)
-    if named is None:
-        why = "which is not a revision of Tierlane: is this the database of another application?"
-    elif named[1] == "post":
-        why = "which requires a newer version of Tierlane: install that version again."
-    else:
-        return revision
-    raise StartError(f"The database is at revision {revision}, {why}")
-
-
 @asynccontextmanager
 async def _connected(database_url: str) -> AsyncIterator[AsyncConnection]:
+    # Connected as the roles do and not by SQLAlchemy, so that parameters of the URL (for TLS) have the same meaning.
+    open_ = partial(
+        connect, database_url, name="tierlane-migrate", connect_timeout_s=CONNECT_TIMEOUT_S, statement_timeout_ms=0
+    )
     try:
-        # Connected as the roles do and not by SQLAlchemy, so that parameters of the URL (for TLS) have the same meaning.
-        engine = create_async_engine(f"{SCHEME}://", poolclass=NullPool, async_creator=lambda: _raw(database_url))
+        engine = create_async_engine(f"{SCHEME}://", poolclass=NullPool, async_creator=open_)
         try:
             async with engine.connect() as connection:
                 yield connection
@@ -78,12 +73,6 @@ async def _connected(database_url: str) -> AsyncIterator[AsyncConnection]:
             await engine.dispose()
     except (*AWAY, SQLAlchemyError) as error:
         raise StartError(f"Cannot migrate PostgreSQL at {place_of(database_url)}: {_sentence(error)}") from error
-
-
-async def _raw(database_url: str) -> Raw:
-    return await connect(
-        database_url, name="tierlane-migrate", connect_timeout_s=CONNECT_TIMEOUT_S, statement_timeout_ms=0
-    )
 
 
 def _config() -> Config:

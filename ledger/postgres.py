@@ -208,7 +208,10 @@ async def _shares_session(connection: Connection, database_url: str, timeout_s: 
 
     Raises TimeoutError if that cannot be seen now.
     """
-    own = await _backend_pid(connection, timeout_s)
+    # In a transaction, and without a name for the statement: behind a pooler its preparation may be in another session.
+    async with asyncio.timeout(timeout_s), connection.transaction():
+        prepared = await connection.prepare("SELECT pg_backend_pid()", name="")
+        own = int(await prepared.fetchval())
     try:
         async with closing(await _open_pooled(database_url, "tierlane-probe", timeout_s, PROBE_TIMEOUT_S)) as other:
             for _ in range(PROBES):
@@ -221,13 +224,6 @@ async def _shares_session(connection: Connection, database_url: str, timeout_s: 
         if not await _is_served_by(connection, own, AT_ONCE_S):
             raise
     return False
-
-
-async def _backend_pid(connection: Connection, timeout_s: float) -> int:
-    """In a transaction, and without a name for the statement: behind a pooler its preparation may be in another session."""
-    async with asyncio.timeout(timeout_s), connection.transaction():
-        statement = await connection.prepare("SELECT pg_backend_pid()", name="")
-        return int(await statement.fetchval())
 
 
 async def _is_served_by(connection: Connection, backend_pid: int, timeout_s: float) -> bool:

@@ -12,6 +12,9 @@ from tierlane.settings.model import Settings
 DEFAULTS = Settings.model_validate({})
 GATEWAY = gateway.gateway_config(DEFAULTS)
 WORKER = worker.worker_config(DEFAULTS)
+LEASE_MS, GONE_MS, PASS_MS = DEFAULTS.lease_ms, DEFAULTS.gone_ms, DEFAULTS.reap_ms
+REPLAYS = GATEWAY.replays
+BACKGROUND_SHARE = DEFAULTS.background_share
 
 
 def gateway_config(**changes: Any) -> GatewayConfig:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 
+from configs import GONE_MS, LEASE_MS, PASS_MS, REPLAYS
 from customer_limits import with_limits
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.admission import Admissions, Submission, TierLimit, Verdict
@@ -28,7 +29,7 @@ class Pool:
     """One pool, without effective limits unless a test sets them. `places`: those in each tier queue."""
 
     def __init__(
-        self, client: Redis, keys: Keys, *, lease_ms: int = 600, gone_ms: int = 1000, places: int = 64
+        self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS, gone_ms: int = GONE_MS, places: int = 64
     ) -> None:
         self.client = client
         self.keys = keys
@@ -81,7 +82,7 @@ class Pool:
 
     def admissions(self, gateway: str) -> Admissions:
         """The admit script of one gateway."""
-        return Admissions(self.client, self.keys, gateway)
+        return Admissions(self.client, self.keys, gateway, replays=REPLAYS, pass_ms=PASS_MS)
 
     async def now_ms(self) -> int:
         """Redis TIME."""

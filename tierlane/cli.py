@@ -8,7 +8,6 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or an invalid setting.
 # ruff: noqa: PLC0415, FBT001, FBT002 - verbs import what they run, and typer reads switches from the signature
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,8 +106,8 @@ def role(*, example: str, flags: Sequence[str], required: Sequence[str] = ()) ->
     return register
 
 
-def _add_tool(name: str, help_text: str, find: Callable[[], Any]) -> None:
-    """Add a verb with options of its own. `find` returns its function or typer application."""
+def _add_tool(name: str, place: str, help_text: str) -> None:
+    """Add a verb with options of its own; `place`: module and function or typer application, or another distribution."""
 
     @app.command(
         name=name,
@@ -124,26 +123,11 @@ def _add_tool(name: str, help_text: str, find: Callable[[], Any]) -> None:
             if any("\ud800" <= character <= "\udfff" for character in word):
                 typer.echo(f"{word!r} is not text in UTF-8", err=True)
                 raise typer.Exit(USAGE_ERROR)
-        tool = find()
+        module, _, attribute = place.partition(":")
+        tool = getattr(import_module(module), attribute) if attribute else _entry(name, place)
         if isinstance(tool, typer.Typer):
             raise typer.Exit(run_group(tool, name, context.args))
         raise typer.Exit(tool(context.args))
-
-
-def _add_tools(*verbs: tuple[str, str, str]) -> None:
-    """Add verbs of this distribution: name, module and function or typer application, help."""
-    for name, place, help_text in verbs:
-        _add_tool(name, help_text, partial(_attribute, *place.split(":")))
-
-
-def _attribute(module: str, name: str) -> Any:
-    return getattr(import_module(module), name)
-
-
-def _add_others(*verbs: tuple[str, str, str]) -> None:
-    """Add verbs of other distributions: name, distribution, help."""
-    for name, distribution, help_text in verbs:
-        _add_tool(name, help_text, partial(_entry, name, distribution))
 
 
 def _entry(name: str, distribution: str) -> Any:
@@ -164,7 +148,7 @@ def _entry(name: str, distribution: str) -> Any:
     raise typer.Exit(USAGE_ERROR)
 
 
-_add_others(("up", "tierlane-local", "Start everything on this machine; Ctrl-C stops it."))
+_add_tool("up", "tierlane-local", "Start everything on this machine; Ctrl-C stops it.")
 
 
 def _role(name: str) -> Verb:
@@ -210,10 +194,10 @@ def migrate(settings: "Settings") -> int:
     """Bring the database to the newest schema."""
     from tierlane.roles.migrate import run
 
-    return run(settings)
+    return run(settings.session_url)
 
 
-_add_tools(
+for _name, _place, _help in (
     ("tier", "tierlane.admin.commands.tier_and_model:tier_app", "List, show or change tiers, the service classes."),
     ("customer", "tierlane.admin.commands.customer:app", "List, show or change customers."),
     ("key", "tierlane.admin.commands.key:app", "List, issue, rotate or revoke API keys."),
@@ -230,9 +214,8 @@ _add_tools(
     ("dlq", "tierlane.operate.commands.dlq:app", "List, show, requeue or purge dead letters."),
     ("batch", "tierlane.operate.commands.batch:app", "List, show or cancel batches of /v1/batches."),
     ("usage", "tierlane.operate.commands.usage:app", "Export requests, tokens, GPU time and cost by customer."),
-)
-_add_others(
     ("bench", "tierlane-tools", "Load test a gateway with requests of all tiers."),
     ("simulate", "tierlane-tools", "Simulate a scenario or recorded requests in virtual time."),
     ("chaos", "tierlane-tools", "Cause faults under load, and check all guarantees."),
-)
+):
+    _add_tool(_name, _place, _help)

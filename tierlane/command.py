@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -35,16 +34,6 @@ Verb: TypeAlias = Callable[["Settings"], int]
 
 Run = Callable[[dict[str, Any]], int]
 """Called with all options by name (text, None if not given; a bool for a switch); returns the exit code."""
-
-
-class LazyModule:
-    """A module that is imported when one of its attributes is read."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(import_module(self._name), attribute)
 
 
 def _show_help(context: typer.Context, *, wanted: bool) -> None:
@@ -179,6 +168,12 @@ def output(variable: str) -> Any:
     return option("--output -o", "Output format.", "table", variable=variable)
 
 
+def gateway_url(variable: str) -> Any:
+    """The option for the address of a gateway."""
+    text = "Address of a gateway; needs TIERLANE_SERVICE_TOKEN."
+    return option("--url", text, "the local stack's", variable=variable, metavar="URL")
+
+
 Config: TypeAlias = Annotated[
     Path | None,
     typer_option(
@@ -275,10 +270,6 @@ class OptionReader:
 
 def run_tool(tool: Tool, run: Run, argv: list[str], *, says: str, epilog: str) -> int:
     """Run a tool with these arguments; return the exit code. `says` and `epilog` (with an example) begin and end its help."""
-    return run_group(_application(tool, run, says, epilog), tool.name, argv)
-
-
-def _application(tool: Tool, run: Run, says: str, epilog: str) -> typer.Typer:
     app = single_verb()
 
     def command(**given: Any) -> None:
@@ -286,7 +277,7 @@ def _application(tool: Tool, run: Run, says: str, epilog: str) -> typer.Typer:
 
     set_options(command, parameters(tool.options, tool.variable, reads=True))
     app.command(name=tool.name, help=says, epilog=epilog, cls=VerbCommand)(command)
-    return app
+    return run_group(app, tool.name, argv)
 
 
 def set_options(command: Callable[..., None], options: list[inspect.Parameter]) -> None:

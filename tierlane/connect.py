@@ -3,11 +3,9 @@
 Each uses one short connection, whose faults are one sentence.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pydantic import SecretStr
@@ -15,11 +13,7 @@ from pydantic import SecretStr
 from ledger.admin.transaction import LOCK_TIMEOUT, Blocked, naming_holder
 from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
 from scheduler.errors import TierlaneError
-from tierlane.settings.model import SettingsError
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
-
+from tierlane.settings.model import Settings, SettingsError
 
 STACK_FILE = "stack.json"
 
@@ -44,7 +38,7 @@ def find_local_stack(data_dir: Path) -> LocalStack | None:
         return None
 
 
-def with_local_stack(settings: "Settings") -> "Settings":
+def with_local_stack(settings: Settings) -> Settings:
     """The settings, with the local stack's addresses and token where neither URL is set.
 
     One URL that is set means another system: half of the local one beside it would mix the two.
@@ -67,7 +61,7 @@ class VerbError(TierlaneError):
     """The verb cannot be carried out; the message is one sentence."""
 
 
-def reachable(settings: "Settings") -> "Settings":
+def reachable(settings: Settings) -> Settings:
     """The settings with the local stack's addresses where none is set. Raises SettingsError without a database."""
     found = with_local_stack(settings)
     if not found.database_url:
@@ -78,13 +72,8 @@ def reachable(settings: "Settings") -> "Settings":
     return found
 
 
-def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run a verb to its exit code."""
-    return asyncio.run(work())
-
-
 @asynccontextmanager
-async def database(settings: "Settings", name: str) -> AsyncIterator[Connection]:
+async def database(settings: Settings, name: str) -> AsyncIterator[Connection]:
     """One connection, called `name` in pg_stat_activity. Raises VerbError where PostgreSQL does not serve it."""
     try:
         async with (
@@ -99,7 +88,7 @@ async def database(settings: "Settings", name: str) -> AsyncIterator[Connection]
 
 
 @asynccontextmanager
-async def _connected(settings: "Settings", name: str) -> AsyncIterator[Connection]:
+async def _connected(settings: Settings, name: str) -> AsyncIterator[Connection]:
     connection = await connect(
         settings.session_url,
         name=name,

@@ -24,6 +24,11 @@ class Column(NamedTuple):
     whole: bool = False
 
 
+def named(*fields: str) -> tuple[Column, ...]:
+    """Columns whose headings are the names of the fields."""
+    return tuple(Column(field, field.upper().replace("_", " ")) for field in fields)
+
+
 def print_json(value: object) -> None:
     """Print JSON, with times in ISO 8601."""
     typer.echo(msgspec.json.format(_encode(value), indent=2).decode())
@@ -36,11 +41,30 @@ def print_rows(
     if output == "json":
         print_json(rows)
     elif rows:
-        _print_table(columns, rows)
+        print_table(columns, rows)
     else:
         typer.echo(f"No {noun}.")
     if len(rows) < total:
         typer.echo(f"{len(rows):,} of {total:,} {noun}; --limit N shows more.", err=True)
+
+
+def print_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows as a table; numbers are on the right."""
+    console = Console(highlight=False)
+    if not console.is_terminal:  # Lines are neither wrapped nor padded.
+        console.width = WIDE
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        values = [row[column.field] for row in rows if row[column.field] is not None]
+        numbers = all(isinstance(value, int | float | Decimal) and not isinstance(value, bool) for value in values)
+        table.add_column(column.heading, justify="right" if numbers else "left", overflow="fold", no_wrap=column.whole)
+    for row in rows:
+        texts = ["-" if row[column.field] is None else readable(row[column.field]) for column in columns]
+        table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in texts))
+    with console.capture() as capture:
+        console.print(table)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    typer.echo("\n".join(lines), color=True)  # Rich has decided on colours.
 
 
 def aligned(pairs: Iterable[tuple[str, str]], indent: str = "") -> list[str]:
@@ -82,30 +106,3 @@ def printable(text: str, keep: str = "") -> str:
 def counted(count: int, noun: str) -> str:
     """The number and the noun, such as `1 key` or `2 keys`."""
     return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def _print_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
-    # Without a terminal, lines are neither wrapped nor padded.
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDE
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        numbers = all(row[column.field] is None or _is_number(row[column.field]) for row in rows)
-        table.add_column(column.heading, justify="right" if numbers else "left", overflow="fold", no_wrap=column.whole)
-    for row in rows:
-        table.add_row(*(_cell(row[column.field]) for column in columns))
-    with console.capture() as capture:
-        console.print(table)
-    typer.echo(
-        "\n".join(line.rstrip() for line in capture.get().splitlines()), color=True
-    )  # Rich has decided on colours.
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
-
-
-def _cell(value: object) -> Text:
-    text = "-" if value is None else readable(value)
-    return Text(text, style=_STYLES.get(text, ""))

@@ -146,15 +146,15 @@ class DeadLetterReruns:
         self,
         client: Redis,
         keys: Keys,
-        gateway_id: str,
-        gone_ms: int,
+        presence: Presence,
+        admissions: Admissions,
         chosen: Callable[[RequestLimits], RequestLimits],
     ) -> None:
         self._chosen = chosen
         self.limits = chosen(LANGUAGE_MODEL)  # Of each request; by the workers once `check_workers` was called.
         self._pool = keys.pool
-        self._presence = Presence(client, keys, gone_ms=gone_ms)
-        self._admissions = Admissions(client, keys, gateway_id)
+        self._presence = presence
+        self._admissions = admissions
         self._results = Results(client, keys)
         self._dead = DeadLetterList(client, keys)
 

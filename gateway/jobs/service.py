@@ -60,7 +60,9 @@ class Jobs:
             self.serving = JobServing(parts, config.jobs, self.store)
         self.under_way = 0  # Submissions that are being handled; a gateway that drains waits for these.
         self._cancellations = parts.parts.cancellations
-        self._terminations = Terminations(parts.client, Keys.at(config.redis_url, config.pool))
+        self._terminations = Terminations(
+            parts.client, Keys.at(config.redis_url, config.pool), lease_ms=config.lease_ms
+        )
 
     @contextlib.contextmanager
     def submission(self) -> Iterator[None]:
@@ -129,7 +131,8 @@ class JobServing:
             return customer.callback_hosts if customer else None
 
         self.hosts = CallbackHosts(jobs.callback_hosts, own_hosts, enabled=bool(jobs.callback_secret))
-        self.terminations, self.statuses = Terminations(client, keys), RequestStatuses(client, keys)
+        self.terminations = Terminations(client, keys, lease_ms=config.lease_ms)
+        self.statuses = RequestStatuses(client, keys)
         self.listener = subscriber_client(config.redis_url)
         self.callbacks = Callbacks(jobs, config.place, self.hosts)
         self.inbox = JobInbox()

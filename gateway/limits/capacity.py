@@ -34,7 +34,6 @@ from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 
 HOLD_S = 10.0
-REFILL_S = 1.0  # A worker that did not beat for so long is gone; as TIERLANE_GONE_MS by default.
 WAITING_ROOM_S = 2.0
 MEMORY_FULL = 0.8  # At this part of its memory limit, Redis gets no new requests,
 MEMORY_EASED = 0.75  # until it is below this one: queued requests need memory to complete.
@@ -145,9 +144,9 @@ class LiveLimits:
         """The capacity of the GPUs that serve this cell now."""
         return self.capacity_rps * self._cell_gpus
 
-    def emptied(self, now: float) -> None:
-        """Redis may have lost its workers: the next observations may have only some of them."""
-        self._refill_until = now + REFILL_S
+    def emptied(self, until: float) -> None:
+        """Redis may have lost its workers: until then, observations may have only some of them."""
+        self._refill_until = until
 
     def reached(self, gpus: int) -> None:
         """Note the number of GPUs that can be called directly now."""

@@ -221,7 +221,7 @@ class CellLink:
         keys = Keys.at(url, config.pool)
         self.batches = Batches(self._commands, keys, lease_ms=config.lease_ms)
         self.ready = ReadyBatches(self._blocking, keys, BLOCK_S)
-        self.presence = Presence(self._commands, keys)
+        self.presence = Presence(self._commands, keys, gone_ms=config.gone_ms)
         self.heartbeat = Heartbeat(
             self.presence,
             lambda: report(self),

@@ -40,7 +40,10 @@ async def rotate_key(
     """
     old = await find(connection, api_keys, key_id)
     now = await transaction_time(connection)
-    _check_valid(old, now)
+    for ended, how in ((old["revoked_at"], "revoked"), (old["expires_at"], "expired")):
+        if ended is not None and ended <= now:
+            since = f"{ended:%Y-%m-%d %H:%M:%S} UTC"
+            raise ChangeRejected(f"Key {old['id']} cannot be rotated: it is {how} since {since}; create a new one.")
     meant = old["expires_at"] and old["expires_at"] - old["created_at"]
     owner = await find(connection, customers, old["customer_id"])
     limit = {name: old[name] for name in ("requests_per_second", "burst")}
@@ -70,14 +73,6 @@ async def _issue(
         **limit,
     }
     return key, await add(connection, api_keys, values)
-
-
-def _check_valid(key: Row, now: datetime) -> None:
-    for ended, how in ((key["revoked_at"], "revoked"), (key["expires_at"], "expired")):
-        if ended is not None and ended <= now:
-            raise ChangeRejected(
-                f"Key {key['id']} cannot be rotated: it is {how} since {ended:%Y-%m-%d %H:%M:%S} UTC; create a new one."
-            )
 
 
 async def set_quota(connection: Connection, customer: str | None, tier: str | None, text: str) -> list[Change]:

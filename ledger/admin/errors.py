@@ -103,14 +103,29 @@ def rejected_change(
     error: IntegrityConstraintViolationError, table: Table, values: Mapping[str, Any]
 ) -> ChangeRejected:
     """The error for a constraint that was violated when `values` were written to `table`."""
+    found = _KEY.search(error.detail or "")  # PostgreSQL names columns and values of a violated key.
+    columns, value = found.groups() if found else ("", "")
+    constraint = error.constraint_name or ""
     if isinstance(error, UniqueViolationError):
-        return _taken(error)
+        thing = THINGS.get(error.table_name or "", "row")
+        taken = f"{columns} {value} is that of another {thing}." if columns else f"There is already such a {thing}."
+        return ChangeRejected(f"There is already a {thing} named {value}." if columns == "name" else taken)
     if isinstance(error, ForeignKeyViolationError):
-        return _not_related(error)
+        missing = f"There is no {columns.removesuffix('_id')} named {value}."
+        used = f"It cannot be deleted: {error.table_name} still refer to it."
+        return ChangeRejected(missing if columns and "is not present" in (error.detail or "") else used)
     if isinstance(error, NotNullViolationError):
         column = error.column_name or ""
         return BadValue(f"{column} must be given ({_comment(table, column)}).")
-    return _broken_rule(error, table, values)
+    words = rule_in_words(table.name, constraint)
+    column = _SUBJECTS.get(constraint, constraint.removeprefix(f"ck_{table.name}_"))
+    if words and column in table.c:
+        return BadValue(_sentence(table, column, values.get(column), words))
+    if isinstance(error, CheckViolationError) and constraint.startswith("ck_"):
+        return BadValue(f"{THINGS[table.name]}: the rule {constraint} refuses this.")
+    # The message of a trigger is a sentence.
+    text = str(error).partition("\n")[0].rstrip(".")
+    return ChangeRejected(f"{text[:1].upper()}{text[1:]}.")
 
 
 def rule_in_words(table: str, constraint: str) -> str | None:
@@ -125,29 +140,13 @@ def rule_in_words(table: str, constraint: str) -> str | None:
     return None
 
 
-def _broken_rule(error: IntegrityConstraintViolationError, table: Table, values: Mapping[str, Any]) -> ChangeRejected:
-    constraint = error.constraint_name or ""
-    words = rule_in_words(table.name, constraint)
-    column = _SUBJECTS.get(constraint, constraint.removeprefix(f"ck_{table.name}_"))
-    if words and column in table.c:
-        return BadValue(_sentence(table, column, values.get(column), words))
-    if isinstance(error, CheckViolationError) and constraint.startswith("ck_"):
-        return BadValue(f"{THINGS[table.name]}: the rule {constraint} refuses this.")
-    # The message of a trigger is a sentence.
-    text = str(error).partition("\n")[0].rstrip(".")
-    return ChangeRejected(f"{text[:1].upper()}{text[1:]}.")
-
-
 def _sentence(table: Table, column: str, value: object, words: str) -> str:
-    return f"{column} {words}, not {_shown(value)} ({_comment(table, column)})."
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "none"
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return f"{value:,}" if isinstance(value, int | float | Decimal) else _CREDENTIALS.sub("//***@", repr(value))
+    shown = "none" if value is None else _CREDENTIALS.sub("//***@", repr(value))
+    if isinstance(value, int | float | Decimal):
+        shown = f"{value:,}"
+    return f"{column} {words}, not {shown} ({_comment(table, column)})."
 
 
 def _comment(table: Table, column: str) -> str:
@@ -158,29 +157,6 @@ def in_sentence(comment: str) -> str:
     """The comment of a column as a part of a sentence; a first word such as USD keeps its form."""
     text = comment.rstrip(".")
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]
-
-
-def _taken(error: IntegrityConstraintViolationError) -> ChangeRejected:
-    columns, values = _key_of(error)
-    thing = THINGS.get(error.table_name or "", "row")
-    if not columns:
-        return ChangeRejected(f"There is already such a {thing}.")
-    if columns == "name":
-        return ChangeRejected(f"There is already a {thing} named {values}.")
-    return ChangeRejected(f"{columns} {values} is that of another {thing}.")
-
-
-def _not_related(error: IntegrityConstraintViolationError) -> ChangeRejected:
-    columns, values = _key_of(error)
-    if columns and "is not present" in (error.detail or ""):
-        return ChangeRejected(f"There is no {columns.removesuffix('_id')} named {values}.")
-    return ChangeRejected(f"It cannot be deleted: {error.table_name} still refer to it.")
-
-
-def _key_of(error: IntegrityConstraintViolationError) -> tuple[str, str]:
-    """The columns and values that PostgreSQL names in the detail of a violated key; empty where it names none."""
-    found = _KEY.search(error.detail or "")
-    return (found[1], found[2]) if found else ("", "")
 
 
 def _number(text: str) -> str:

@@ -128,9 +128,7 @@ async def _total(connection: Connection, query: Select[Any]) -> int:
 async def delete_tier(connection: Connection, name: str) -> list[Change]:
     """Delete a tier and its quotas. Raises ChangeRejected if it has customers or is the last tier."""
     old = await find(connection, tiers, name)
-    owned = await fetch_one(connection, select(func.count().label("n")).where(customers.c.tier == name))
-    count = (owned or {"n": 0})["n"]
-    if count:
+    if count := await _total(connection, select(customers.c.id).where(customers.c.tier == name)):
         has = "1 customer" if count == 1 else f"{count:,} customers"
         raise ChangeRejected(f"Tier {name} cannot be deleted: it has {has}; move them to another tier first.")
     if len(await fetch(connection, select(tiers.c.name))) == 1:
@@ -206,13 +204,23 @@ async def list_config_changes(
 ) -> tuple[list[Row], int]:
     """The newest `limit` changes, with the name of the customer; and how many there are in all.
 
-    `customer`: only those of this customer, by name or id, also of a former one, with its keys and quotas.
+    `customer`: only those of customers that have or had this name or id, with their keys and quotas. Raises ChangeRejected
+    if there is none.
     """
     record = config_changes.c
     wanted: list[Any] = []
     owner_id = func.coalesce(record.new, record.old)["customer_id"].astext
     if customer is not None:
-        ids = cast(await _customer_ids(connection, customer), ARRAY(Text))
+        named = or_(customers.c.name == customer, cast(customers.c.id, String) == customer.lower())
+        had = or_(
+            record.row_key == customer.lower(), *(row["name"].astext == customer for row in (record.old, record.new))
+        )
+        now = select(cast(customers.c.id, String).label("id")).where(named)
+        then = select(record.row_key.label("id")).where(record.table_name == "customers", had)
+        found = await fetch(connection, now.union(then))
+        if not found:
+            raise missing(customers, customer)
+        ids = cast([str(row["id"]) for row in found], ARRAY(Text))
         of_it = and_(record.table_name == "customers", record.row_key == func.any(ids))
         wanted.append(or_(of_it, owner_id == func.any(ids)))
     wanted += [] if since is None else [record.changed_at >= func.now() - cast(since, Interval)]
@@ -224,23 +232,6 @@ async def list_config_changes(
     for row in rows:
         row |= {part: json.loads(row[part]) if row[part] else None for part in ("old", "new")}
     return rows, await _total(connection, select(record.id).where(*wanted))
-
-
-async def _customer_ids(connection: Connection, name_or_id: str) -> list[str]:
-    """The ids of all customers that have or had this name or id. Raises ChangeRejected if there is none."""
-    named = or_(customers.c.name == name_or_id, cast(customers.c.id, String) == name_or_id.lower())
-    record = config_changes.c
-    had = or_(
-        record.row_key == name_or_id.lower(),
-        record.old["name"].astext == name_or_id,
-        record.new["name"].astext == name_or_id,
-    )
-    now = select(cast(customers.c.id, String).label("id")).where(named)
-    then = select(record.row_key.label("id")).where(record.table_name == "customers", had)
-    ids = [str(row["id"]) for row in await fetch(connection, now.union(then))]
-    if not ids:
-        raise missing(customers, name_or_id)
-    return ids
 
 
 async def list_cordons(connection: Connection) -> list[Row]:
@@ -323,8 +314,8 @@ async def close_cell(connection: Connection, name: str, *, forced: bool) -> tupl
         raise missing(cells, name)
     if not forced and old["state"] == "open":
         raise ChangeRejected(f"Cell {name} is open: `tierlane cell drain {name}` first.")
-    named = await fetch_one(connection, select(func.count().label("n")).where(customers.c.cell == name))
-    if not forced and old["state"] != "closed" and (count := (named or {"n": 0})["n"]):
+    count = await _total(connection, select(customers.c.id).where(customers.c.cell == name))
+    if not forced and old["state"] != "closed" and count:
         name_it = "1 customer names it" if count == 1 else f"{count:,} customers name it"
         raise ChangeRejected(
             f"Cell {name} cannot be closed: {name_it}; give them another with `tierlane customer set`."

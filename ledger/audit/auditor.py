@@ -16,7 +16,6 @@ from collections.abc import Callable
 import msgspec
 
 from ledger.audit import writer
-from ledger.audit.folding import Folded
 from ledger.audit.maintenance import Maintenance, MaintenancePolicy
 from ledger.audit.window import HoldPolicy, OutboxWindow
 from ledger.audit.writer import make_batch
@@ -126,11 +125,30 @@ class Auditor:
             settings=LEADER_SETTINGS | writer.STAGING_SETTINGS,
         )
         async with closing(connection):
-            if await wait_for_lock(connection, AUDITOR_LOCK, self._policy.pool, self._stand_by):
-                self.active, self._drained = True, False
-                self._window.forget()  # Another auditor may have written some of it.
-                await writer.prepare(connection)
-                await self._serve(connection)
+            if not await wait_for_lock(connection, AUDITOR_LOCK, self._policy.pool, self._stand_by):
+                return
+            self.active, self._drained = True, False
+            self._window.forget()  # Another auditor may have written some of it.
+            await writer.prepare(connection)
+            while True:
+                last = self._stopping.is_set()  # A step that began before the stop may have missed later entries.
+                try:
+                    more = await self._step(connection)
+                    self._error = None
+                    self._backoff.reset()
+                    wait_s = 0.0 if more else self._policy.interval_s
+                except TierlaneError as error:  # Redis is not available: the session and the lock are kept.
+                    self._error = str(error)
+                    more, wait_s = True, self._backoff.next_s()
+                await self.maintenance.run_due(connection, self.lag() if self._drained else math.inf)
+                if not self._stopping.is_set():
+                    if wait_s:
+                        await self._pause(wait_s)
+                elif self._clock() >= self._stop_by or (last and not (more or len(self._window))):
+                    await self.maintenance.write_uses(connection)
+                    return
+                elif self._error:  # One call that timed out in Redis does not end the grace period.
+                    await asyncio.sleep(min(wait_s, self._stop_by - self._clock()))
 
     async def _stand_by(self) -> bool:
         """Another auditor is active. Returns False after `stop`."""
@@ -140,64 +158,35 @@ class Auditor:
         await self._pause(self._policy.standby_s)
         return not self._stopping.is_set()
 
-    async def _serve(self, connection: Connection) -> None:
-        while True:
-            last = self._stopping.is_set()  # A step that began before the stop may have missed later entries.
-            try:
-                more = await self._step(connection)
-                self._error = None
-                self._backoff.reset()
-                wait_s = 0.0 if more else self._policy.interval_s
-            except TierlaneError as error:  # Redis is not available: the session and the lock are kept.
-                self._error = str(error)
-                more, wait_s = True, self._backoff.next_s()
-            await self.maintenance.run_due(connection, self.lag() if self._drained else math.inf)
-            if not self._stopping.is_set():
-                if wait_s:
-                    await self._pause(wait_s)
-            elif self._clock() >= self._stop_by or (last and not (more or len(self._window))):
-                await self.maintenance.write_uses(connection)
-                return
-            elif self._error:  # One call that timed out in Redis does not end the grace period.
-                await asyncio.sleep(min(wait_s, self._stop_by - self._clock()))
-
     async def _step(self, connection: Connection) -> bool:
-        """Take, write, drop. Returns whether there are probably more entries."""
+        """Take entries, write and commit their rows, drop the oldest ones that are written. Returns whether there are probably more."""
         began = self._clock()
         taken = await self._outbox.take(self._policy.take_limit, *self._window.held())
         try:
             folded = await self._window.read(taken, hold=not self._stopping.is_set())
             if folded:
                 failpoint("audit_taken")
-                await self._write(connection, folded)
-            await self._drop()
+                batch = await make_batch(folded)
+                timeout_s = 2 * self._policy.statement_timeout_ms / 1000
+                batch.refuse(await writer.write_rows(connection, batch.new, timeout_s, new=True))
+                batch.refuse(await writer.write_rows(connection, batch.known, timeout_s))
+                batch.refuse(await writer.write_rows(connection, batch.later, timeout_s))
+                self._window.set_aside(batch.bad)
+                self.last_rejection = batch.rejection or self.last_rejection
+                self.rows_written += batch.requests()
+                self.maintenance.note_use(batch.key_uses())
+            written = self._window.written()
+            if written.entries:
+                failpoint("audit_undropped")
+                await self._outbox.drop(*written)
+                self._window.dropped(written.entries)
+                self.set_aside += len(written.bad)
         except BaseException:
             self._window.forget()
             raise
         if not taken.more:
             self._drained_at, self._drained = began, True
         return taken.more
-
-    async def _write(self, connection: Connection, folded: Folded) -> None:
-        """Write and commit the rows, and set aside those that PostgreSQL rejects."""
-        batch = await make_batch(folded)
-        timeout_s = 2 * self._policy.statement_timeout_ms / 1000
-        batch.refuse(await writer.write_rows(connection, batch.new, timeout_s, new=True))
-        batch.refuse(await writer.write_rows(connection, batch.known, timeout_s))
-        batch.refuse(await writer.write_rows(connection, batch.later, timeout_s))
-        self._window.set_aside(batch.bad)
-        self.last_rejection = batch.rejection or self.last_rejection
-        self.rows_written += batch.requests()
-        self.maintenance.note_use(batch.key_uses())
-
-    async def _drop(self) -> None:
-        """Drop the oldest entries that are written completely."""
-        written = self._window.written()
-        if written.entries:
-            failpoint("audit_undropped")
-            await self._outbox.drop(*written)
-            self._window.dropped(written.entries)
-            self.set_aside += len(written.bad)
 
     async def _pause(self, seconds: float) -> None:
         """Wait for `seconds`, or until `stop`."""

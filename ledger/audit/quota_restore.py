@@ -52,33 +52,24 @@ async def quota_spent(
         for name, _ in customer.quotas:
             customers[name].append(customer.id)
     spent: list[QuotaSpent] = []
+    queries = {
+        "": statement("quota_spent"),
+        "gpu": statement("quota_spent_gpu"),
+        "tokens": statement("quota_spent_tokens"),
+        "usd": statement("quota_spent_usd"),
+    }
     async with with_statement_timeout(connection, timeout_ms):
         moment: datetime = await connection.fetchval(statement("clock_timestamp")) if now is None else now
         for name, ids in customers.items():
             number = window_number(name, moment)
             start, end = window_start(name, number), window_start(name, number + 1)
-            query = _query(unit_of(name).mark)
+            query = queries[unit_of(name).mark]
             start_ms = int(start.timestamp() * 1000)
             for first in range(0, len(ids), CUSTOMERS_PER_STATEMENT):
                 some = ids[first : first + CUSTOMERS_PER_STATEMENT]
                 rows = await connection.fetch(query, start, end, some, list(CHARGED_CODES))
                 spent += [QuotaSpent(customer_id, name, start_ms, units) for customer_id, units in rows if units]
     return spent
-
-
-def _of_one_cell(snapshot: Snapshot) -> Snapshot:
-    """Without customers of several cells: the audit has the sum of all cells, with which the allotter compares."""
-    customers = {name: each for name, each in snapshot.customers.items() if each.spread == 1}
-    return snapshot if len(customers) == len(snapshot.customers) else replace(snapshot, customers=customers)
-
-
-def _query(mark: str) -> str:
-    """What was spent, by the mark of the unit."""
-    if mark == "gpu":
-        return statement("quota_spent_gpu")
-    if mark == "tokens":
-        return statement("quota_spent_tokens")
-    return statement("quota_spent_usd") if mark == "usd" else statement("quota_spent")
 
 
 class QuotaKeeper:
@@ -116,17 +107,18 @@ class QuotaKeeper:
         left = " ".join(row.name for row in snapshot.cells if row.state != "open")
         if not await self._restore.wanted(left):
             return
-        spent = await self._spent(_of_one_cell(snapshot)) if snapshot.quotas else []
+        spent: list[QuotaSpent] = []
+        if snapshot.quotas:
+            # Without customers of several cells: the audit has the sum of all cells, with which the allotter compares.
+            single = {name: each for name, each in snapshot.customers.items() if each.spread == 1}
+            connection = await connect(
+                self._url,
+                name="tierlane-quotas",
+                connect_timeout_s=CONNECT_TIMEOUT_S,
+                statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+            )
+            async with closing(connection):
+                spent = await quota_spent(connection, replace(snapshot, customers=single))
         raised = await self._restore.apply(spent, left)
         if raised:
             log.info("quotas_restored", raised=raised)
-
-    async def _spent(self, snapshot: Snapshot) -> list[QuotaSpent]:
-        connection = await connect(
-            self._url,
-            name="tierlane-quotas",
-            connect_timeout_s=CONNECT_TIMEOUT_S,
-            statement_timeout_ms=STATEMENT_TIMEOUT_MS,
-        )
-        async with closing(connection):
-            return await quota_spent(connection, snapshot)

@@ -98,21 +98,17 @@ def to_row(request_id: str, accepted: AcceptedRecord | None, ended: EndedRecord 
             )
             return head + _owner_of(accepted) + _run_of(ended)
     head = _HEAD.pack(_FIELDS, 36, request_id.encode(), 8, created)
-    return head + _numbers(accepted, ended) + _owner_of(accepted) + _run_of(ended)
+    head += encode_count(accepted.input_bytes) if accepted else NULL
+    if ended is None:
+        head += NULL * 5
+    else:
+        head += encode_double(ended.latency_ms) + encode_double(ended.queue_ms) + encode_count(ended.tokens_used)
+        head += encode_count(ended.output_bytes) + encode_double(ended.cost_ms)
+    return head + _owner_of(accepted) + _run_of(ended)
 
 
 def id_of(row: Row) -> str:
     return row[6:42].decode()
-
-
-def _numbers(accepted: AcceptedRecord | None, ended: EndedRecord | None) -> bytes:
-    size = encode_count(accepted.input_bytes) if accepted else NULL
-    if ended is None:
-        return size + NULL * 5
-    times = encode_double(ended.latency_ms) + encode_double(ended.queue_ms)
-    return (
-        size + times + encode_count(ended.tokens_used) + encode_count(ended.output_bytes) + encode_double(ended.cost_ms)
-    )
 
 
 def _owner_of(record: AcceptedRecord | None) -> bytes:
@@ -151,7 +147,9 @@ def _run_of(record: EndedRecord | None) -> bytes:
 def _run(state: str, error_code: str, ended_at_ms: int, gpu_ms: float, *run: Any) -> bytes:
     """The fields that most requests of a batch share."""
     batch_id, batch_size, worker_id, attempts, mode, delivered, served_from = run
-    code = _error_code(state, error_code)
+    if state not in (State.COMPLETED, State.FAILED):
+        raise ValueError(f"{state!r} is not a terminal state")
+    code = "" if state == State.COMPLETED else error_code or ErrorCode.INTERNAL_ERROR.value
     fields = (
         encode_text(state),
         encode_text(code),
@@ -167,12 +165,3 @@ def _run(state: str, error_code: str, ended_at_ms: int, gpu_ms: float, *run: Any
         encode_text(served_from if served_from in _SHARED else ""),
     )
     return b"".join(fields)
-
-
-def _error_code(state: str, code: str) -> str:
-    """The error code, empty for a completed request and never empty for a failed one."""
-    if state == State.COMPLETED:
-        return ""
-    if state != State.FAILED:
-        raise ValueError(f"{state!r} is not a terminal state")
-    return code or ErrorCode.INTERNAL_ERROR.value

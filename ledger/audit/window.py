@@ -134,7 +134,7 @@ class OutboxWindow:
     async def _fold(self, new: Sequence[bytes], folded: Folded) -> None:
         """Decode new entries. Their requests that have not ended are moved from `folded.accepted` to the open ones."""
         now, turn = self._clock(), 0
-        counts: list[int] = []
+        counts: list[int] = []  # For each new entry, how many requests began in the new entries up to and including it.
         for raw in new:
             records, bad = decode_entry(raw)
             self._bad += [(self._next, record) for record in bad]
@@ -148,10 +148,6 @@ class OutboxWindow:
                 turn = 0
                 await asyncio.sleep(0)
         self._begun += len(folded.accepted)
-        self._keep_open(folded, counts)
-
-    def _keep_open(self, folded: Folded, counts: Sequence[int]) -> None:
-        """`counts`: for each new entry, how many requests had begun in the new entries up to and including it."""
         arrived, folded.accepted = iter(folded.accepted.items()), {}
         number, before = self._next - len(counts), 0
         for count in counts:

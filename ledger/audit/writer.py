@@ -67,11 +67,23 @@ async def write_rows(
     parts = [(part, new) for part in _parts(rows)]
     while parts:
         part, new = parts.pop()
+        letters = [row for row in part if isinstance(row, LetterRow)]
+        requests = [row for row in part if not isinstance(row, LetterRow)]
         try:
-            async with asyncio.timeout(timeout_s):
-                await _write(connection, part, new=new)
+            async with asyncio.timeout(timeout_s), connection.transaction():
+                if requests:
+                    table = "requests" if new else "audit_staging"
+                    await connection.copy_to_table(table, source=stream(requests), columns=COLUMNS, format="binary")
+                if requests and not new:
+                    await connection.execute(statement("merge_requests"))
+                if letters:
+                    await connection.executemany(statement("insert_dead_letters"), letters)
+                failpoint("audit_uncommitted")
         except (*VALUE_ERRORS, asyncpg.IntegrityConstraintViolationError) as error:
-            if not _rejects_the_row(error):
+            # Otherwise PostgreSQL would reject any row. A missing partition is a check violation without a constraint's name.
+            if isinstance(error, COLUMN_ERRORS):
+                raise
+            if isinstance(error, asyncpg.CheckViolationError) and not error.constraint_name:
                 raise
             if new:
                 parts.append((part, False))
@@ -94,30 +106,6 @@ def _parts(rows: Sequence[Row | LetterRow]) -> Iterator[Sequence[Row | LetterRow
         size += own
     if rows:
         yield rows[begin:]
-
-
-async def _write(connection: Connection, rows: Sequence[Row | LetterRow], *, new: bool) -> None:
-    letters = [row for row in rows if isinstance(row, LetterRow)]
-    requests = [row for row in rows if not isinstance(row, LetterRow)]
-    async with connection.transaction():
-        if requests:
-            table = "requests" if new else "audit_staging"
-            await connection.copy_to_table(table, source=stream(requests), columns=COLUMNS, format="binary")
-        if requests and not new:
-            await connection.execute(statement("merge_requests"))
-        if letters:
-            await connection.executemany(statement("insert_dead_letters"), letters)
-        failpoint("audit_uncommitted")
-
-
-def _rejects_the_row(error: Exception) -> bool:
-    """Whether the row is the cause; otherwise PostgreSQL would reject any row.
-
-    A missing partition is a check violation too, without the name of a constraint.
-    """
-    if isinstance(error, COLUMN_ERRORS):
-        return False
-    return not isinstance(error, asyncpg.CheckViolationError) or bool(error.constraint_name)
 
 
 class Batch:

@@ -69,21 +69,14 @@ def parse(presented: str) -> KeyParts | None:
     """Parse a key; None if its form or its checksum is invalid. Parsed keys are cached by their hash, not by their text."""
     name = sha256(presented.encode("utf-8", "surrogatepass")).digest()
     parts = _parsed.get(name)
-    if parts is None and (parts := _parse(presented)) is not None:
+    if parts is None and (form := _FORM.fullmatch(presented)) is not None:
+        body, key_id, secret, check = form.groups()
+        if checksum(body) != check:
+            return None
         if len(_parsed) >= MAX_PARSED:
             _parsed.clear()
-        _parsed[name] = parts
+        parts = _parsed[name] = KeyParts(key_id, sha256(secret.encode()).digest())
     return parts
-
-
-def _parse(presented: str) -> KeyParts | None:
-    form = _FORM.fullmatch(presented)
-    if form is None:
-        return None
-    body, key_id, secret, check = form.groups()
-    if checksum(body) != check:
-        return None
-    return KeyParts(key_id, sha256(secret.encode()).digest())
 
 
 def verify(presented: str, snapshot: Snapshot, now: float, *, fresh: bool = True) -> Identity:

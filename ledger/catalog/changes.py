@@ -69,7 +69,14 @@ async def load_changes(connection: Connection, before: LoadedCatalog) -> LoadedC
         if "cells" in changed.tables:
             cells = await read_cells(connection)
         build = SnapshotBuild(tiers, known)
-        await _feed_changed(connection, build, changed)
+        customers, keys = list(changed.customers), list(changed.keys)
+        if customers:
+            await feed(connection, build.add_quotas, "catalog_quotas_of", customers)
+            await feed(connection, build.add_customers, "catalog_customers_of", customers)
+        build.merge_customers(customers)
+        if customers or keys:
+            await feed(connection, build.add_keys, "catalog_keys_of", keys, customers)
+        build.merge_keys(keys)
     quotas = known.quotas
     if changed.quota_owners:
         quotas = await _replace_quotas(quotas, changed.customers, build.quotas)
@@ -96,17 +103,6 @@ def changed_by(rows: Iterable[Row]) -> ChangedIds | None:
 def _inherited(tiers: Iterable[Tier]) -> set[tuple[object, ...]]:
     """The limits that customers inherit. If one differs, all customers must be built again."""
     return {(tier.name, tier.limits, tier.max_queue_ms) for tier in tiers}
-
-
-async def _feed_changed(connection: Connection, build: SnapshotBuild, changed: ChangedIds) -> None:
-    customers, keys = list(changed.customers), list(changed.keys)
-    if customers:
-        await feed(connection, build.add_quotas, "catalog_quotas_of", customers)
-        await feed(connection, build.add_customers, "catalog_customers_of", customers)
-    build.merge_customers(customers)
-    if customers or keys:
-        await feed(connection, build.add_keys, "catalog_keys_of", keys, customers)
-    build.merge_keys(keys)
 
 
 async def _replace_quotas(quotas: tuple[Quota, ...], owners: set[str], fed: list[Quota]) -> tuple[Quota, ...]:

@@ -152,7 +152,7 @@ class Catalog:
         async with closing(connection):
             self._same_connection = False
             connection.add_termination_listener(self._on_lost)
-            await connection.add_listener(CHANNEL, self._on_event)
+            await connection.add_listener(CHANNEL, lambda *_: self._wake.set())
             while not self._stopping and not connection.is_closed():
                 self._wake.clear()  # Before the poll, so that a change during it starts another.
                 gap_s = await self._poll(connection)
@@ -164,9 +164,6 @@ class Catalog:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._poll_s - gap_s):
                         await self._wake.wait()
-
-    def _on_event(self, *_: Any) -> None:
-        self._wake.set()
 
     def _on_lost(self, *_: Any) -> None:
         """Called when the socket closes: from now on there are no notifications of new keys."""
@@ -194,7 +191,8 @@ class Catalog:
                 is_new = await self._load(connection)
         except BadCatalogRow as error:
             self._bad = state
-            self._problem = f"The catalog stays at version {self._version()}, because a row is invalid: {error}"
+            version = "none" if self._loaded is None else self._loaded.snapshot.version
+            self._problem = f"The catalog stays at version {version}, because a row is invalid: {error}"
         else:
             if is_new:
                 self._confirmed()
@@ -236,6 +234,3 @@ class Catalog:
         self._confirmed_at = self._clock()
         self._bad = None
         self._problem = None
-
-    def _version(self) -> str:
-        return "none" if self._loaded is None else str(self._loaded.snapshot.version)

@@ -36,7 +36,11 @@ PIECE = 1000
 
 def tiers_from(rows: Iterable[Row]) -> tuple[Tier, ...]:
     """The tiers by priority. Raises BadCatalogRow."""
-    tiers = tuple(sorted((_tier(*row) for row in rows), key=lambda tier: tier.priority))
+    count = len(LIMIT_COLUMNS)
+    found = [
+        Tier(name, priority, share, tuple(others[:count]), *others[count:]) for name, priority, share, *others in rows
+    ]
+    tiers = tuple(sorted(found, key=lambda tier: tier.priority))
     for tier in tiers:
         _require(_NAME.fullmatch(tier.name) is not None, "tiers", tier.name, "is not a usable name")
         _require(0 <= tier.guaranteed_share <= 1, "tiers", tier.name, "has a guaranteed_share outside 0..1")
@@ -57,11 +61,6 @@ def tiers_from(rows: Iterable[Row]) -> tuple[Tier, ...]:
     total = sum(tier.guaranteed_share for tier in tiers)
     _require(total <= 1 + _SHARE_SLACK, "tiers", "*", "guarantees more than the whole capacity")
     return tiers
-
-
-def _tier(name: str, priority: int, share: float, *others: Any) -> Tier:
-    count = len(LIMIT_COLUMNS)
-    return Tier(name, priority, share, others[:count], *others[count:])
 
 
 def customers_from(
@@ -138,8 +137,10 @@ def models_from(rows: Iterable[Row], price_rows: Iterable[Row] = ()) -> dict[str
         price = Price(valid_from, *[amount or 0.0 for amount in amounts])
         _require(all(isfinite(part) and part >= 0 for part in price[1:]), "prices", name, "has a price below 0")
         prices[name] = (*prices.get(name, ()), price)
-    models = {model.name: model for model in (_model(row, prices.get(row[0], ())) for row in map(tuple, rows))}
-    for name, model in models.items():
+    models: dict[str, Model] = {}
+    for name, *columns, capabilities, tpot_ms in rows:
+        allowed = None if capabilities is None else frozenset(capabilities)
+        model = models[name] = Model(*(name, *columns, allowed, prices.get(name, ()), tpot_ms))
         _positive("models", name, batch=model.max_batch_size, rate=model.rps_per_gpu)
         _require(0 < model.target_utilization <= 1, "models", name, "has a target_utilization outside 0..1")
         _require(model.tpot_ms is None or model.tpot_ms > 0, "models", name, "has a tpot_ms that is not above 0")
@@ -155,11 +156,6 @@ def cells_from(rows: Iterable[Row]) -> tuple[CellRow, ...]:
         _require(cell.state in STATES, "cells", cell.name, f"has the state {cell.state!r}")
         _positive("cells", cell.name, weight=cell.weight)
     return cells
-
-
-def _model(row: Row, prices: tuple[Price, ...]) -> Model:
-    *columns, capabilities, tpot_ms = row
-    return Model(*(*columns, None if capabilities is None else frozenset(capabilities), prices, tpot_ms))
 
 
 def _positive(table: str, key: str, **numbers: float) -> None:

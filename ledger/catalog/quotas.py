@@ -5,7 +5,6 @@ fixed windows, named by its period and unit alone, so that who changes the amoun
 """
 
 import re
-from collections.abc import Iterable
 from datetime import MAXYEAR, UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
@@ -69,14 +68,6 @@ def _term_of(quota: Quota) -> _Term:
     return quota.every * PERIOD_S[quota.unit], name_of(quota), quota.amount
 
 
-def _smallest(terms: Iterable[_Term]) -> Held:
-    """Of one name the smallest amount; the shortest period first."""
-    least: dict[str, int] = {}
-    for _, name, amount in sorted(terms):
-        least.setdefault(name, amount)
-    return tuple(least.items())
-
-
 class QuotaBook:
     """Who has which quotas, while a snapshot is made."""
 
@@ -101,7 +92,10 @@ class QuotaBook:
         own, of_tier = self._own.get(customer_id, ()), self._of_tier.get(tier, ())
         if not own and not of_tier:
             return ()
-        held = _smallest((*own, *of_tier))
+        least: dict[str, int] = {}  # Of one name the smallest amount; the shortest period first.
+        for _, name, amount in sorted((*own, *of_tier)):
+            least.setdefault(name, amount)
+        held = tuple(least.items())
         return self._same.setdefault(held, held)
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from ledger.schema.metadata import REQUEST_ID_PATTERN, check, column, matches, metadata, one_of
+from ledger.schema.metadata import REQUEST_ID_PATTERN, check, column, flag, matches, metadata, one_of
 
 STATES = ("queued", "processing", "completed", "failed")
 MODES = ("queue", "direct")
@@ -108,9 +108,9 @@ jobs = Table(
     column("callback_url", Text, "Webhook URL.", null=True),
     column("callback_at", DateTime(timezone=True), "Next webhook attempt.", null=True),
     column("callback_tries", Integer, "Webhook attempts.", server_default="0"),
-    column("audited", Boolean, "Whether requests has its end.", server_default=text("false")),
+    flag("audited", "Whether requests has its end."),
     column("endpoint", Text, "Its endpoint, as in metrics; dlq: a requeued dead letter.", null=True),
-    column("interactive", Boolean, "Whether it waits as an interactive request.", server_default=text("false")),
+    flag("interactive", "Whether it waits as an interactive request."),
     matches("id", REQUEST_ID_PATTERN),
     one_of("status", *STATES),
     check("error_code", "(status = 'failed') = (error_code IS NOT NULL)"),
@@ -133,7 +133,7 @@ responses = Table(
     column("document", LargeBinary, "The response as JSON; of a background response without its output."),
     column("input_items", LargeBinary, "Items of the input as JSON."),
     column("bytes", Integer, "Size of document, items and output."),
-    column("open", Boolean, "Whether it is a job that has not ended.", server_default=text("false")),
+    flag("open", "Whether it is a job that has not ended."),
     column("output", LargeBinary, "Output of the job in UTF-8, or the backend's message.", null=True),
     column("error_code", Text, "Reason of the job's failure.", null=True),
     column("finish_reason", Text, "Why the job's output ends; document: it is lines of JSON.", null=True),

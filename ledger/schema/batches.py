@@ -14,7 +14,7 @@ from sqlalchemy import (
     text,
 )
 
-from ledger.schema.metadata import REQUEST_ID_PATTERN, check, column, matches, metadata, one_of
+from ledger.schema.metadata import REQUEST_ID_PATTERN, check, column, flag, matches, metadata, one_of
 
 PURPOSES = ("batch", "batch_output")
 OPEN_STATES = ("validating", "in_progress", "finalizing", "cancelling")
@@ -31,9 +31,9 @@ files = Table(
     column("purpose", Text, "batch: input; batch_output: results."),
     column("filename", Text, "Name that the client sent."),
     column("bytes", BigInteger, "Size of the content.", server_default="0"),
-    column("complete", Boolean, "False: the upload has not ended.", server_default=text("false")),
+    flag("complete", "False: the upload has not ended."),
     column("batch_id", Text, "Batch whose lines are the content; null: it is in file_chunks.", null=True),
-    column("of_errors", Boolean, "Whether those are the failed lines.", server_default=text("false")),
+    flag("of_errors", "Whether those are the failed lines."),
     matches("id", "^file-[0-9a-f]{32}$"),
     one_of("purpose", *PURPOSES),
     check("bytes", "bytes >= 0"),

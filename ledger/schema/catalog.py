@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from ledger.schema.metadata import NAME_PATTERN, check, column, limit_check, matches, metadata, one_of, within
+from ledger.schema.metadata import NAME_PATTERN, check, column, flag, limit_check, matches, metadata, one_of, within
 from ratelimit.limits import AUXILIARY_COLUMNS, LIMIT_COLUMNS, MOST_COUNT, MOST_RATE
 from ratelimit.quotas import PERIOD_S
 from scheduler.capabilities import Capability
@@ -62,26 +62,11 @@ tiers = Table(
     column("max_queue_ms", Integer, "Longest wait in its queue; null: by the backend of the pool.", null=True),
     column("shed_depth", Integer, "Waiting requests of this tier and above that shed it; null: never.", null=True),
     column("shed_wait_ms", Integer, "Predicted wait that sheds it; null: never.", null=True),
-    column(
-        "shadow",
-        Boolean,
-        "True: limits and shedding are counted, not enforced.",
-        server_default=text("false"),
-    ),
-    column(
-        "paused",
-        Boolean,
-        "True: requests wait until it is resumed or their time is up.",
-        server_default=text("false"),
-    ),
+    flag("shadow", "True: limits and shedding are counted, not enforced."),
+    flag("paused", "True: requests wait until it is resumed or their time is up."),
     column("slo_ms", Integer, "Objective of the response time's p95.", null=True),
     column("slo_success", Double, "Objective of the share of successful requests, such as 0.999.", null=True),
-    column(
-        "interactive_jobs",
-        Boolean,
-        "True: a job may ask for the priority of interactive requests.",
-        server_default=text("false"),
-    ),
+    flag("interactive_jobs", "True: a job may ask for the priority of interactive requests."),
     matches("name", NAME_PATTERN),
     within("priority", 1, 1000),
     within("guaranteed_share", 0, 1),
@@ -233,12 +218,7 @@ models = Table(
     column("max_wait_ms", Integer, "Longest wait for a batch to fill.", server_default="40"),
     column("gpu_timeout_ms", Integer, "Unused; TIERLANE_GPU_TIMEOUT_MS of the workers applies.", server_default="3000"),
     column("rps_per_gpu", Double, "Requests per second of a GPU: a guess until measured.", server_default="100"),
-    column(
-        "rps_per_gpu_fixed",
-        Boolean,
-        "True: rps_per_gpu counts, whatever is measured.",
-        server_default=text("false"),
-    ),
+    flag("rps_per_gpu_fixed", "True: rps_per_gpu counts, whatever is measured."),
     column("target_utilization", Double, "Part of the measured capacity to use, 0..1.", server_default="0.8"),
     column("cache_ttl_s", Integer, "Seconds that equal requests share a result; 0: never.", server_default="0"),
     column(

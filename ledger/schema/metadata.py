@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Column, MetaData
+from sqlalchemy import Boolean, CheckConstraint, Column, MetaData, text
 from sqlalchemy.types import TypeEngine
 
 from ratelimit.limits import MOST_COUNT, LimitColumn
@@ -32,6 +32,11 @@ def column(
 ) -> Column[Any]:
     """A column with its comment (meaning and unit, shown by psql). NOT NULL unless `null`."""
     return Column(name, type_, *args, nullable=null, comment=comment, **options)
+
+
+def flag(name: str, comment: str) -> Column[Any]:
+    """A column that is false by default."""
+    return column(name, Boolean, comment, server_default=text("false"))
 
 
 def check(name: str, condition: str) -> CheckConstraint:

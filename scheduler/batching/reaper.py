@@ -40,7 +40,7 @@ class Reaper:
         presence: Presence,
         tiers: Callable[[], Sequence[str]],
         min_left_ms: Callable[[], int],
-        pass_ms: int = 100,
+        pass_ms: int,
         *,
         standing_in: bool = False,
         notices: Callable[[], Sequence[str]] = tuple,

@@ -28,9 +28,9 @@ class BatchPolicy:
     lookahead_workers: int
     ageing_ms: float
     tiers: Sequence[TierPolicy]
+    background_share: float
     max_batch_tokens: int = 0
     headroom: float = 0.0
-    background_share: float = 0.05
 
     @property
     def order(self) -> Sequence[TierPolicy]:

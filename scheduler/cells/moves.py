@@ -45,7 +45,7 @@ from scheduler.cells.places import CellServer, cell_urls, with_credentials, with
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.pool_view import Observation
-from scheduler.protocol.presence import GONE_MS, Presence
+from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import command_client, server_url
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, cell_of
 from scheduler.tasks import end_all
@@ -106,7 +106,7 @@ class PoolPlan(NamedTuple):
     paused: frozenset[str]
     batch: int
     request_ms: float
-    gone_ms: int = GONE_MS
+    gone_ms: int
 
 
 class CellState(NamedTuple):

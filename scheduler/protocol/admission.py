@@ -23,12 +23,6 @@ KEEP_MS = 30_000
 """How long a request is kept after its deadline, because pub/sub may lose the message with its reply."""
 
 
-PASS_MS = 100
-"""The default interval of the schedulers' passes."""
-
-DAY_MS = 86_400_000
-
-
 _encode = msgspec.msgpack.Encoder().encode
 FLAT = ("id", "group", "input_bytes", "total_ms", "queue_ms", "tokens", "length", "nonce", "trace", "rare")
 """A packed submission, as scheduler/lua/includes/submissions.lua reads it."""
@@ -40,12 +34,12 @@ KINDS = _encode(packed_kinds(COSTS))
 class ReplayLimits(NamedTuple):
     """How long replies of requests with an Idempotency-Key are stored in Redis, and how many per customer and pool.
 
-    The oldest are evicted first; `size` is in bytes of Redis memory.
+    The oldest are evicted first; `max_bytes` is Redis memory.
     """
 
-    keep_ms: int = DAY_MS
-    rows: int = 10_000
-    size: int = 16 << 20
+    keep_ms: int
+    max_answers: int
+    max_bytes: int
 
 
 class Residence(IntEnum):
@@ -137,7 +131,6 @@ class _PackedVerdict(msgspec.Struct, array_like=True):
     reply: bytes = b""
 
 
-REPLAYS = ReplayLimits()
 _Reply = tuple[list[tuple[RemainingLimits, int]], list[_PackedVerdict | None]]
 _reply = msgspec.msgpack.Decoder(_Reply)
 
@@ -179,8 +172,8 @@ class Admissions:
         gateway_id: str,
         keep_ms: int = KEEP_MS,
         *,
-        replays: ReplayLimits = REPLAYS,
-        pass_ms: int = PASS_MS,
+        replays: ReplayLimits,
+        pass_ms: int,
     ) -> None:
         self._script = Script("admit", _admit, client, keys)
         self._gateway_id = gateway_id
@@ -226,8 +219,8 @@ class Admissions:
                 bodies=bodies,
                 has_repeats=int(repeats),
                 replay_ms=self._replays.keep_ms,
-                replay_rows=self._replays.rows,
-                replay_bytes=self._replays.size,
+                replay_rows=self._replays.max_answers,
+                replay_bytes=self._replays.max_bytes,
                 pass_ms=self._pass_ms,
                 packed_kinds=KINDS,
                 packed_endpoints=endpoints,

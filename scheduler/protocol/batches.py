@@ -15,9 +15,6 @@ from scheduler.protocol.wake_condition import WakeCondition
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, Script
 
-LEASE_MS = 600
-"""The duration of a lease. The worker renews it every 150 ms while its model makes progress."""
-
 RETRY_BUDGET = 2
 """Losses of workers that a request may survive; the third ends it and makes it a dead letter."""
 
@@ -174,7 +171,7 @@ def _withdraw(worker_id: str, packed_signal: bytes, keep_ms: int) -> None: ...
 class Batches:
     """The scripts for batches of one pool. All methods raise RedisUnavailable."""
 
-    def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
+    def __init__(self, client: Redis, keys: Keys, *, lease_ms: int) -> None:
         self._lease_ms = lease_ms
         self._look = Script("look", _look, client, keys)
         self._form = Script("form_batch", _form_batch, client, keys)

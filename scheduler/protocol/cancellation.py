@@ -11,7 +11,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from scheduler.errors import ErrorCode
-from scheduler.protocol.batches import BATCH_KEEP_MS, LEASE_MS, RETRY_BUDGET
+from scheduler.protocol.batches import BATCH_KEEP_MS, RETRY_BUDGET
 from scheduler.protocol.followers import Followers
 from scheduler.protocol.pool_view import with_background
 from scheduler.protocol.replies import Reply, readable
@@ -71,7 +71,7 @@ def _stored(keep_ms: int, packed_ids: bytes) -> None: ...
 class Terminations:
     """The scripts cancel, expire and reap of one pool."""
 
-    def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
+    def __init__(self, client: Redis, keys: Keys, *, lease_ms: int) -> None:
         self._cancel = Script("cancel", _cancel, client, keys)
         self._expire = Script("expire", _expire, client, keys)
         self._reap = Script("reap", _reap, client, keys)

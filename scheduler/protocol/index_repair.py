@@ -11,7 +11,6 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from scheduler.protocol.batches import LEASE_MS
 from scheduler.protocol.pool_view import with_background
 from scheduler.redis_client.connections import bounded
 from scheduler.redis_client.keys import Keys
@@ -35,7 +34,7 @@ def _rebuild(index: str, packed_ids: bytes, lease_ms: int, accepted_until: int) 
 class IndexRepair:
     """The index repair of one pool. Raises RedisUnavailable."""
 
-    def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
+    def __init__(self, client: Redis, keys: Keys, *, lease_ms: int) -> None:
         self._client = client
         self._prefix = keys.prefix
         self._repairs = keys.repairs

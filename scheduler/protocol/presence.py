@@ -25,9 +25,6 @@ from scheduler.redis_client.scripts import Script
 
 _encode = msgspec.msgpack.Encoder().encode
 
-GONE_MS = 1000
-"""A worker without a heartbeat for this time is not healthy."""
-
 _COUNT_HOLDS_MS = 3000
 
 NOTICE_MS = 5000
@@ -85,14 +82,17 @@ def _observe(packed_tiers: bytes, gone_ms: int) -> None: ...
 
 
 class Presence:
-    """Heartbeats and observations of one pool. All methods raise RedisUnavailable."""
+    """Heartbeats and observations of one pool. All methods raise RedisUnavailable.
+
+    `gone_ms`: a worker without a heartbeat for this time is not healthy.
+    """
 
     def __init__(
-        self, client: Redis, keys: Keys, *, gone_ms: int = GONE_MS, clock_s: Callable[[], float] = time.monotonic
+        self, client: Redis, keys: Keys, *, gone_ms: int, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._client = client
         self._keys = keys
-        self._gone_ms = gone_ms
+        self.gone_ms = gone_ms
         self._clock_s = clock_s
         self._counted = _NEVER_COUNTED
         self._worker_beat = Script("worker_beat", worker_beat_arguments, client, keys)
@@ -162,16 +162,16 @@ class Presence:
         last, now_s = self._counted, self._clock_s()
         held = last.epoch if now_s < last.until_s else b""
         healthy, known, epoch = await self._census(
-            gone_ms=self._gone_ms,
+            gone_ms=self.gone_ms,
             valid_ms=_COUNT_HOLDS_MS,
             last_count=last.healthy,
             last_epoch=held,
             notice_ms=NOTICE_MS,
             notices=notices,
         )
-        self._counted = last.updated(now_s, epoch, healthy, self._gone_ms / 1000)
+        self._counted = last.updated(now_s, epoch, healthy, self.gone_ms / 1000)
         return healthy, known
 
     async def observe(self, tiers: Sequence[str]) -> Observation:
         """Read the state of the pool atomically."""
-        return decode_observation(await self._observe(_encode(with_background(tiers)), self._gone_ms))
+        return decode_observation(await self._observe(_encode(with_background(tiers)), self.gone_ms))

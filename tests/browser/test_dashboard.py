@@ -12,6 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from chromium import Tab, chromium
+from configs import GONE_MS
 from eventually import eventually
 from integration.dashboard_fixtures import acting_stack, record
 from integration.dead_letter_fixtures import customer, letter
@@ -117,7 +118,7 @@ async def test_without_redis_the_last_state_stays_with_its_age(tmp_path: Path) -
 @asynccontextmanager
 async def heartbeats(client: Redis, name: str) -> AsyncIterator[None]:
     """A worker that obeys a cordon."""
-    presence = Presence(client, Keys())
+    presence = Presence(client, Keys(), gone_ms=GONE_MS)
 
     async def beat() -> None:
         status = "ready"

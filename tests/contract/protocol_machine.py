@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from configs import LEASE_MS
 from contract.protocol_laws import CROWD, CUSTOMERS, ESTIMATE, Life, Scan, check_laws
 from contract.protocol_world import GATEWAYS, LONG_MS, Held, World
 from key_leaks import leaked_keys
@@ -16,7 +17,7 @@ from pool import TIERS
 from ratelimit.quotas import Meter
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import TierLimit
-from scheduler.protocol.batches import LEASE_MS, RETRY_BUDGET
+from scheduler.protocol.batches import RETRY_BUDGET
 from scheduler.protocol.cancellation import Cancellation
 from scheduler.protocol.followers import Followers
 from scheduler.protocol.replies import decode_reply

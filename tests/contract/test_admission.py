@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from configs import REPLAYS
 from contract.builders import everything, outcomes
 from customer_limits import in_force
 from eventually import eventually
@@ -204,7 +205,7 @@ async def test_no_tier_is_shed_by_depth_while_no_scheduler_runs(
     if since_ms is not None:
         await pool.client.set(pool.keys.reaped_at, await pool.now_ms() - since_ms, px=60_000)
 
-    admissions = Admissions(pool.client, pool.keys, "g1", pass_ms=pass_ms)
+    admissions = Admissions(pool.client, pool.keys, "g1", replays=REPLAYS, pass_ms=pass_ms)
     (verdict,) = await admissions.admit(free_tier(shed_depth=3), 0.0, [pool.submission("free")])
 
     assert verdict.outcome is expected

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from configs import LEASE_MS
 from contract.builders import CUSTOMER, LEASES, outcomes, spent
 from eventually import eventually
 from pool import TIERS, Pool, done
@@ -266,13 +267,13 @@ async def test_unknown_ids_are_skipped(pool: Pool) -> None:
 
 # Indexes
 
-LEASE_MS = 40
+SHORT_LEASE_MS = 40
 
 
 def reaper_of(pool: Pool) -> Reaper:
     """A reaper that repairs indexes."""
-    terminations = Terminations(pool.client, pool.keys, lease_ms=LEASE_MS)
-    repair = IndexRepair(pool.client, pool.keys, lease_ms=LEASE_MS)
+    terminations = Terminations(pool.client, pool.keys, lease_ms=SHORT_LEASE_MS)
+    repair = IndexRepair(pool.client, pool.keys, lease_ms=SHORT_LEASE_MS)
     return Reaper(terminations, pool.presence, lambda: TIERS, lambda: 0, 100, repair=repair)
 
 
@@ -382,7 +383,7 @@ async def test_an_interrupted_repair_is_continued(pool: Pool) -> None:
     """The script that renames an index records it; the next pass rebuilds it."""
     (first,) = await pool.queue(1)
     await break_index(pool, "queue:free")
-    await IndexRepair(pool.client, pool.keys)._repair(b"\x91\xa4free", 60_000, 60_000)
+    await IndexRepair(pool.client, pool.keys, lease_ms=LEASE_MS)._repair(b"\x91\xa4free", 60_000, 60_000)
     assert await pool.client.llen(pool.keys.queue("free")) == 0
 
     await reaper_of(pool).run_once()

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from configs import PASS_MS, REPLAYS
 from contract.builders import DAY_MS, everything, spent
 from pool import WIDE, Pool, done
 from scheduler.errors import ErrorCode
-from scheduler.protocol.admission import Admissions, ReplayLimits, Submission, Verdict
+from scheduler.protocol.admission import Admissions, Submission, Verdict
 from scheduler.protocol.batches import Outcome
 from scheduler.protocol.cancellation import STORED_KEEP_MS, Cancellation
 from scheduler.states import Admission
@@ -214,7 +215,7 @@ async def stored(pool: Pool, customer: str = "customer") -> list[str]:
 
 def limited(pool: Pool, **limits: int) -> Admissions:
     """Admission with these limits of stored replies."""
-    return Admissions(pool.client, pool.keys, "g1", replays=ReplayLimits(**limits))
+    return Admissions(pool.client, pool.keys, "g1", replays=REPLAYS._replace(**limits), pass_ms=PASS_MS)
 
 
 async def expire_normal_lives(pool: Pool) -> None:
@@ -227,7 +228,7 @@ async def expire_normal_lives(pool: Pool) -> None:
 
 async def test_the_number_of_stored_replies_is_limited_per_customer(pool: Pool) -> None:
     """The oldest are evicted with their keys, and a retry runs again; replies of other customers stay."""
-    admissions = limited(pool, rows=3)
+    admissions = limited(pool, max_answers=3)
     other = keyed(pool, "other:k", customer_id="other")
     await complete(pool, admissions, other)
     requests = [keyed(pool, f"customer:k{i}") for i in range(5)]
@@ -248,7 +249,7 @@ async def test_the_number_of_stored_replies_is_limited_per_customer(pool: Pool) 
 
 async def test_the_size_of_stored_replies_is_limited(pool: Pool) -> None:
     """One large reply takes the place of many small ones."""
-    admissions = limited(pool, size=100_000)
+    admissions = limited(pool, max_bytes=100_000)
     for i in range(10):
         await complete(pool, admissions, keyed(pool, f"customer:k{i}"))
     large, last = keyed(pool, "customer:large"), keyed(pool, "customer:last")
@@ -260,7 +261,7 @@ async def test_the_size_of_stored_replies_is_limited(pool: Pool) -> None:
 
 async def test_an_evicted_row_lives_as_long_as_a_row_without_a_key(pool: Pool) -> None:
     """A gateway that missed the message still finds the reply."""
-    admissions = limited(pool, rows=1)
+    admissions = limited(pool, max_answers=1)
     requests = [keyed(pool, f"customer:k{i}") for i in range(3)]
     for each in requests:
         await complete(pool, admissions, each)
@@ -271,7 +272,9 @@ async def test_an_evicted_row_lives_as_long_as_a_row_without_a_key(pool: Pool) -
 
 async def test_an_evicted_job_expires_once_its_result_is_in_postgresql(pool: Pool) -> None:
     """The row of a job outlives an outage of PostgreSQL; a row that is stored there need not be kept after its eviction."""
-    admissions = Admissions(pool.client, pool.keys, "jobs", 600_000, replays=ReplayLimits(rows=1))
+    admissions = Admissions(
+        pool.client, pool.keys, "jobs", 600_000, replays=REPLAYS._replace(max_answers=1), pass_ms=PASS_MS
+    )
     jobs = [keyed(pool, f"customer:k{i}", total_ms=600_000) for i in range(4)]
     for each in jobs[:2]:
         await complete(pool, admissions, each)
@@ -289,7 +292,7 @@ async def test_an_evicted_job_expires_once_its_result_is_in_postgresql(pool: Poo
 
 async def test_a_running_request_is_never_evicted(pool: Pool) -> None:
     """Only requests that have ended count."""
-    admissions = limited(pool, rows=1)
+    admissions = limited(pool, max_answers=1)
     running = [keyed(pool, f"customer:r{i}") for i in range(3)]
     await admissions.admit(WIDE, 0.0, running)
     await pool.form([("free", 3)])
@@ -304,7 +307,7 @@ async def test_a_running_request_is_never_evicted(pool: Pool) -> None:
 
 async def test_lowered_limits_apply_after_some_calls(pool: Pool) -> None:
     """The evictions of one call are bounded."""
-    wide, narrow = limited(pool, rows=1000), limited(pool, rows=10)
+    wide, narrow = limited(pool, max_answers=1000), limited(pool, max_answers=10)
     for start in range(0, 400, 100):
         requests = [keyed(pool, f"customer:k{start + i}") for i in range(100)]
         await wide.admit(WIDE, 0.0, requests)

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from configs import GONE_MS
 from contract.builders import everything
 from eventually import eventually
 from gateway.circuit_breaker import ping
@@ -76,7 +77,7 @@ async def test_a_silent_worker_is_lost_and_a_stopped_one_is_removed(pool: Pool) 
 async def test_after_a_loss_of_redis_the_last_count_is_valid_for_a_second(pool: Pool) -> None:
     """Until all workers have sent a heartbeat; otherwise no batch would be formed, and requests would be shed."""
     now_s = 100.0
-    presence = Presence(pool.client, pool.keys, clock_s=lambda: now_s)
+    presence = Presence(pool.client, pool.keys, gone_ms=GONE_MS, clock_s=lambda: now_s)
     for worker in ("w1", "w2"):
         await pool.worker_beats(worker)
     await presence.census()

@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from configs import LEASE_MS
 from pool import Pool, done
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, decode_payload, encode_payload
 from scheduler.protocol.audit_records import DeadLetterRecord, EndedRecord, decode_entry
-from scheduler.protocol.batches import BATCH_KEEP_MS, LEASE_MS, ClaimedBatch, Outcome
+from scheduler.protocol.batches import BATCH_KEEP_MS, ClaimedBatch, Outcome
 from scheduler.protocol.cancellation import Reaped
 from scheduler.redis_client.scripts import inner
 

@@ -14,6 +14,7 @@ import asyncpg
 import psutil
 from redis.asyncio import Redis
 
+from configs import GONE_MS
 from eventually import eventually
 from ledger.postgres import asyncpg_dsn
 from scheduler.failpoints import FAILPOINTS
@@ -96,7 +97,7 @@ class Scene:
         self.stack = stack
         self.client = client
         self.db = db
-        self._presence = Presence(client, Keys())
+        self._presence = Presence(client, Keys(), gone_ms=GONE_MS)
         self._gaps = gaps
         self._standby: asyncio.subprocess.Process | None = None
         self._at_risk: set[int] = set()

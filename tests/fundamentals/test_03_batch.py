@@ -5,13 +5,15 @@ nothing. The dispatcher (scheduler/batching/dispatcher.py) is the loop around bo
 with every call of the protocol.
 """
 
+from configs import BACKGROUND_SHARE
 from pool import TIERS, Pool
 from scheduler.batching.policy import plan
 from scheduler.batching.service import Service
 from scheduler.batching.snapshot import PoolSnapshot, TierQueue
 from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 
-POLICY = BatchPolicy(4, 40.0, 4, 1000.0, [TierPolicy(name, number, 0.1) for number, name in enumerate(TIERS, 1)])
+TIER_POLICIES = [TierPolicy(name, number, 0.1) for number, name in enumerate(TIERS, 1)]
+POLICY = BatchPolicy(4, 40.0, 4, 1000.0, TIER_POLICIES, BACKGROUND_SHARE)
 
 
 def test_a_full_batch_leaves_at_once_higher_tiers_first() -> None:

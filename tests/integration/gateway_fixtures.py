@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 
-from configs import gateway_config
+from configs import GONE_MS, LEASE_MS, gateway_config
 from customer_limits import with_values
 from eventually import eventually
 from gateway.app import Gateway
@@ -149,8 +149,8 @@ class TestWorker:
     __test__ = False
 
     def __init__(self, client: Redis, keys: Keys, answerer: Answerer = reverse) -> None:
-        self.batches = Batches(client, keys)
-        self.presence = Presence(client, keys)
+        self.batches = Batches(client, keys, lease_ms=LEASE_MS)
+        self.presence = Presence(client, keys, gone_ms=GONE_MS)
         self.answerer = answerer
         self.hold = False
         self.reaps = True  # As a scheduler does, so that the gateway does not.

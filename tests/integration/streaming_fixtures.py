@@ -11,6 +11,7 @@ import openai
 import pytest
 from redis.asyncio import Redis
 
+from configs import LEASE_MS
 from eventually import eventually
 from integration.gateway_fixtures import TIERS, Stack, caller, running_stack
 from integration.gpu_pool_fixtures import RunningWorker, StartWorker
@@ -41,7 +42,8 @@ async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
 @asynccontextmanager
 async def scheduling(client: Redis, fewest: int = 1) -> AsyncIterator[None]:
     """Form a batch whenever at least `fewest` requests are queued, and reap lost batches."""
-    batches, terminations = Batches(client, Keys()), Terminations(client, Keys())
+    batches = Batches(client, Keys(), lease_ms=LEASE_MS)
+    terminations = Terminations(client, Keys(), lease_ms=LEASE_MS)
     queues = with_background(TIERS)
 
     async def schedule() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from configs import BACKGROUND_SHARE, GONE_MS, PASS_MS
 from eventually import eventually
 from gpu_pool.worker import prefetch
 from gpu_pool.worker.cell_link import CellLink
@@ -39,8 +40,10 @@ from tierlane_local.embedded.redis import EmbeddedRedis
 
 __all__ = ["start_here"]
 
-POLICY = BatchPolicy(4, 20, 4, 1000, tuple(TierPolicy(name, n, 0.1) for n, name in enumerate(TIERS, 1)))
-PLAN = PoolPlan("default", [TierShare(name, n, 0.1) for n, name in enumerate(TIERS, 1)], frozenset(), 4, 20.0)
+POLICY = BatchPolicy(
+    4, 20, 4, 1000, tuple(TierPolicy(name, n, 0.1) for n, name in enumerate(TIERS, 1)), BACKGROUND_SHARE
+)
+PLAN = PoolPlan("default", [TierShare(name, n, 0.1) for n, name in enumerate(TIERS, 1)], frozenset(), 4, 20.0, GONE_MS)
 STEP_S = 0.05
 PATIENCE_S = 10.0
 MOST_FETCHED = 200
@@ -67,7 +70,7 @@ class TestCell:
         service = ServiceWatch(pool.presence, lambda: TIERS)
         waker = Waker(self._blocking, pool.keys)
         dispatcher = Dispatcher(pool.batches, waker, lambda: POLICY, time.monotonic, lambda: service.service)
-        reaper = Reaper(pool.terminations, pool.presence, lambda: TIERS, lambda: 50)
+        reaper = Reaper(pool.terminations, pool.presence, lambda: TIERS, lambda: 50, PASS_MS)
         loops = (waker.run, dispatcher.run, service.run, reaper.run, self._beat, self._send)
         self._tasks = [asyncio.create_task(loop()) for loop in loops]
 

@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from configs import REPLAYS
 from eventually import eventually
 from integration.admin_fixtures import Admin
 from integration.audit_fixtures import audit
@@ -18,6 +19,7 @@ from ledger.audit.queries import find_request
 from ledger.dead_letters import find_letter, mark_requeued, unmark_requeued
 from pool import Pool, done
 from scheduler.payload import Payload, encode_payload
+from scheduler.protocol.admission import Admissions
 from scheduler.protocol.batches import Outcome
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
@@ -271,6 +273,26 @@ async def test_requeue_without_a_healthy_worker_or_memory(pool: Pool, admin: Adm
 
     assert await pool.depth("paid") == 0
     assert await requeued_as(db) is None
+
+
+async def test_requeued_dead_letters_have_the_settings_of_gateways(
+    database_url: str, redis_url: str, db: Connection, acme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their admission has the limits of stored replies and the interval of scheduler passes that were set."""
+    given: list[dict[str, Any]] = []
+
+    class NotedAdmissions(Admissions):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            given.append(options)
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr("tierlane.operate.requeue.Admissions", NotedAdmissions)
+    settings = {"TIERLANE_IDEMPOTENCY_MAX_ANSWERS": "7", "TIERLANE_REAP_MS": "50"}
+    admin = Admin(database_url, TIERLANE_REDIS_URL=redis_url, **settings)
+
+    await admin.fault(1, "dlq", "requeue", await letter(db, customer_id=acme))
+
+    assert given == [{"replays": REPLAYS._replace(max_answers=7), "pass_ms": 50}]
 
 
 @pytest.mark.parametrize("killed", [False, True])

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from configs import BACKGROUND_SHARE, PASS_MS
 from contract.slots import announce, claim_next, ended, ids_of, in_slots
 from eventually import eventually
 from pool import TIERS, Pool, done
@@ -22,7 +23,9 @@ from scheduler.redis_client.connections import blocking_client
 from scheduler.tasks import end_all
 from tierlane.roles.pool_policy import without_paused
 
-POLICY = BatchPolicy(4, 40.0, 4, 1000.0, [TierPolicy(name, i + 1, 0.1) for i, name in enumerate(TIERS)])
+POLICY = BatchPolicy(
+    4, 40.0, 4, 1000.0, [TierPolicy(name, i + 1, 0.1) for i, name in enumerate(TIERS)], BACKGROUND_SHARE
+)
 
 
 @asynccontextmanager
@@ -263,7 +266,7 @@ async def test_two_dispatchers_form_no_request_twice(pool: Pool, redis_url: str)
 async def test_of_two_dispatchers_with_a_timer_one_stands_by(pool: Pool, redis_url: str) -> None:
     """When another dispatcher has formed the batch that both waited for, the timer of the next one ends later."""
     blocking, now_s, service = blocking_client(redis_url), [0.0], Service(4000.0, 1.0, seen_batch=32.0, steady=True)
-    policy = BatchPolicy(32, 8000.0, 4, 60_000.0, POLICY.tiers, headroom=0.05)
+    policy = BatchPolicy(32, 8000.0, 4, 60_000.0, POLICY.tiers, BACKGROUND_SHARE, headroom=0.05)
     dispatcher = Dispatcher(pool.batches, Waker(blocking, pool.keys), lambda: policy, lambda: now_s[0], lambda: service)
     await workers_are_counted(pool, 8)
     for _ in range(4):
@@ -313,7 +316,7 @@ async def test_a_request_becomes_a_dead_letter_before_its_deadline(pool: Pool) -
             await pool.batches.claim(batch_id, "w1", "token")
         return await pool.states([request_id]) == ["failed"]
 
-    async with running(Reaper(pool.terminations, pool.presence, lambda: TIERS, lambda: 50).run()):
+    async with running(Reaper(pool.terminations, pool.presence, lambda: TIERS, lambda: 50, PASS_MS).run()):
         await eventually(is_lost_again, "the request fails")
 
     (reply,) = await pool.results.fetch([request_id])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from configs import worker_config
+from configs import GONE_MS, worker_config
 from eventually import eventually
 from gpu_pool.model_process.respawn import FIRST_RESPAWN_S
 from gpu_pool.worker import direct_server, slow_model
@@ -438,7 +438,7 @@ async def test_local_address_of_the_redis_connection(tmp_path: Path) -> None:
     await server.start()
     for url, address in ((f"redis://127.0.0.1:{port}", "127.0.0.1"), (server.url, "")):
         client = command_client(url, 5.0)
-        presence = Presence(client, Keys())
+        presence = Presence(client, Keys(), gone_ms=GONE_MS)
         assert presence.local_host() == ""
         await presence.census()
         assert presence.local_host() == address

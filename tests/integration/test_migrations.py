@@ -6,7 +6,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -164,7 +163,7 @@ def test_the_role_reports_an_error_in_one_line(tmp_path: Path, capsys: pytest.Ca
     """Exit code 1, without the password; a missing setting is named."""
     url = f"postgresql+asyncpg://user:hunter2@/lane?host={tmp_path}"
     for address, part in ((url, "Cannot migrate PostgreSQL at"), ("", "TIERLANE_DATABASE_URL")):
-        assert migrate.run(SimpleNamespace(session_url=address)) == 1
+        assert migrate.run(address) == 1
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert part in error
@@ -197,7 +196,7 @@ async def test_a_database_of_another_version(
     """An older version runs after `pre` migrations of a newer one, and on no other schema; the schema is kept."""
     await db.execute("UPDATE alembic_version SET version_num = $1", revision)
 
-    assert await asyncio.to_thread(migrate.run, SimpleNamespace(session_url=database_url)) == code
+    assert await asyncio.to_thread(migrate.run, database_url) == code
     output = capsys.readouterr()
     text = output.err if code else output.out
     assert text.startswith(f"The database is at revision {revision}, which ")

@@ -10,6 +10,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, RedisError
 
+from configs import LEASE_MS
 from contract.slots import announce, ended, finish
 from customer_limits import in_force
 from eventually import eventually
@@ -298,7 +299,7 @@ async def test_a_scheduler_can_repair_indexes(client: Redis, users: dict[str, Re
             await client.delete(keys.prefix + index)
             await client.set(keys.prefix + index, "x")
 
-        assert len(await IndexRepair(users["scheduler"], keys).repair(TIERS)) == 5
+        assert len(await IndexRepair(users["scheduler"], keys, lease_ms=LEASE_MS).repair(TIERS)) == 5
 
         assert await client.zcard(keys.leases) == 1
         assert await client.lrange(keys.queue("free"), 0, -1) == [ids[1].encode()]

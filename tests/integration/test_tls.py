@@ -10,6 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from certificates import Certificates, certificates
+from configs import GONE_MS
 from integration.ledger_fixtures import database_url, postgres_server
 from ledger.postgres import AWAY, closing, connect
 from ledger.revision import current_revision, head_revision
@@ -70,7 +71,7 @@ async def test_redis_clients_present_their_certificate(
         try:
             async with bounded(2.0):
                 assert await commands.ping()
-            assert await Presence(commands, Keys()).census() == (0, 0)
+            assert await Presence(commands, Keys(), gone_ms=GONE_MS).census() == (0, 0)
             assert await blocking_read(blocking, b"BLPOP", b"l", b"1", block_s=1.0) == [b"l", b"x"]
             async with subscriber.pubsub() as subscription:
                 await subscription.subscribe("c")
@@ -82,7 +83,7 @@ async def test_redis_clients_present_their_certificate(
         for rejected in (with_files(f"{address}?", REDIS_FILES, made, own=False), address):
             without = command_client(rejected, 2.0)
             with pytest.raises(RedisUnavailable):
-                await Presence(without, Keys()).census()
+                await Presence(without, Keys(), gone_ms=GONE_MS).census()
             await without.aclose()
 
 
@@ -94,17 +95,17 @@ async def test_a_renewed_certificate_is_used_by_the_next_connection(redis_url: s
     other = certificates(own.cert.parent / "other").client
     async with tls_before_redis(redis_socket(redis_url), made.demanding()) as port:
         client = command_client(with_files(f"rediss://127.0.0.1:{port}/0?", REDIS_FILES, made), 2.0)
-        assert await Presence(client, Keys()).census() == (0, 0)
+        assert await Presence(client, Keys(), gone_ms=GONE_MS).census() == (0, 0)
 
         own.cert.write_bytes(other.cert.read_bytes())
         own.key.write_bytes(other.key.read_bytes())
         pipelined(client).close()
         with pytest.raises(RedisUnavailable):
-            await Presence(client, Keys()).census()
+            await Presence(client, Keys(), gone_ms=GONE_MS).census()
 
         own.cert.write_bytes(good[0])
         own.key.write_bytes(good[1])
-        assert await Presence(client, Keys()).census() == (0, 0)
+        assert await Presence(client, Keys(), gone_ms=GONE_MS).census() == (0, 0)
         await client.aclose()
 
 

@@ -22,6 +22,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from configs import GONE_MS
 from eventually import eventually
 from ledger.postgres import asyncpg_dsn
 from stack import free_port
@@ -120,7 +121,7 @@ async def test_a_stack_is_ready_once_each_gateway_sees_a_worker(
     app.add_routes([web.get("/readyz", ready), web.get("/internal/dashboard/events", state)])
     async with TestServer(app) as server:
         url = str(server.make_url(""))
-        await wait_until_ready(url, "token", [redis_url], ["default"], ["gateway-1", "gateway-2"])
+        await wait_until_ready(url, "token", [redis_url], ["default"], ["gateway-1", "gateway-2"], gone_ms=GONE_MS)
 
     assert looks == []
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from configs import BACKGROUND_SHARE, GONE_MS, LEASE_MS, PASS_MS, REPLAYS
 from eventually import eventually
 from gateway.http.error_responses import JITTER, ErrorResponses
 from gateway.inference.pending import PendingRequests
@@ -105,7 +106,7 @@ async def test_bug_07_a_client_library_repeats_a_command(pool: Pool, line: BadLi
     await commands.ping()
     await pipelined(commands).call((b"PING",), 1.0)
     (first,) = await pool.queue(1, "enterprise")  # Redis has the script
-    admissions, submission = Admissions(commands, KEYS, "g1"), pool.submission()
+    admissions, submission = Admissions(commands, KEYS, "g1", replays=REPLAYS, pass_ms=PASS_MS), pool.submission()
     line.drop_replies = True
     with pytest.raises(RedisUnavailable):
         await admissions.admit(WIDE, 0.0, [submission])
@@ -154,9 +155,9 @@ async def test_bug_18_thundering_herd(pool: Pool, redis_url: str) -> None:
 async def test_bug_19_layered_retries(pool: Pool, line: BadLine, commands: Redis, verb: str) -> None:
     """Retries of three layers multiply to 27 calls. Here only the caller retries: one call is sent once."""
     calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
-        "observe": lambda: Presence(commands, KEYS).observe(TIERS),
-        "census": Presence(commands, KEYS).census,
-        "reap": lambda: Terminations(commands, KEYS).reap(0),
+        "observe": lambda: Presence(commands, KEYS, gone_ms=GONE_MS).observe(TIERS),
+        "census": Presence(commands, KEYS, gone_ms=GONE_MS).census,
+        "reap": lambda: Terminations(commands, KEYS, lease_ms=LEASE_MS).reap(0),
     }
     await calls[verb]()
     sent = line.sent(b"EVALSHA")
@@ -218,7 +219,7 @@ async def test_bug_34_eviction(pool: Pool) -> None:
         await pool.client.config_set("maxmemory-policy", "noeviction")
 
 
-POLICY = BatchPolicy(4, 10.0, 4, 1000.0, [TierPolicy(name, i, 0.1) for i, name in enumerate(TIERS)])
+POLICY = BatchPolicy(4, 10.0, 4, 1000.0, [TierPolicy(name, i, 0.1) for i, name in enumerate(TIERS)], BACKGROUND_SHARE)
 
 
 async def test_bug_35_busy_loops_while_redis_is_unavailable(
@@ -228,8 +229,19 @@ async def test_bug_35_busy_loops_while_redis_is_unavailable(
     subscribing = subscriber_client(line.url)
     waker = Waker(blocking, KEYS, block_s=0.2)
     subscriber = ResponseSubscriber(subscribing, KEYS.responses("g1"), PendingRequests(), Results(commands, KEYS))
-    reaper = Reaper(Terminations(commands, KEYS), Presence(commands, KEYS), lambda: TIERS, lambda: 0)
-    loops = [waker, subscriber, reaper, Dispatcher(Batches(commands, KEYS), waker, lambda: POLICY, time.monotonic)]
+    reaper = Reaper(
+        Terminations(commands, KEYS, lease_ms=LEASE_MS),
+        Presence(commands, KEYS, gone_ms=GONE_MS),
+        lambda: TIERS,
+        lambda: 0,
+        PASS_MS,
+    )
+    loops = [
+        waker,
+        subscriber,
+        reaper,
+        Dispatcher(Batches(commands, KEYS, lease_ms=LEASE_MS), waker, lambda: POLICY, time.monotonic),
+    ]
     line.refuse = True
     tasks = [asyncio.create_task(loop.run()) for loop in loops]
     began = time.monotonic()

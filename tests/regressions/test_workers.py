@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from configs import worker_config
+from configs import PASS_MS, worker_config
 from eventually import eventually
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.model_process.batch_runner import SUSPICIOUS_BATCHES, BatchRunner
@@ -38,7 +38,7 @@ def dies_on_bad(texts):
 @asynccontextmanager
 async def reaping(pool: Pool) -> AsyncIterator[None]:
     """Run the reaper of a scheduler."""
-    reaper = Reaper(pool.terminations, pool.presence, lambda: TIERS, lambda: 50)
+    reaper = Reaper(pool.terminations, pool.presence, lambda: TIERS, lambda: 50, PASS_MS)
     task = asyncio.create_task(reaper.run())
     yield
     task.cancel()

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from configs import GONE_MS
 from ledger.catalog.snapshot import CellRow
 from ratelimit.shares import TierShare
 from scheduler.cells.moves import (
@@ -27,7 +28,7 @@ from scheduler.cells.placement import CellLoad
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierStats, WorkerView
 
 TIERS = (TierShare("enterprise", 1, 0.05), TierShare("free", 3, 0.1))
-PLAN = PoolPlan("default", TIERS, frozenset(), batch=10, request_ms=50.0)
+PLAN = PoolPlan("default", TIERS, frozenset(), batch=10, request_ms=50.0, gone_ms=GONE_MS)
 ROWS = [CellRow("west", "redis://west:1/0", "open", 1.0), CellRow("north", None, "open", 1.0)]
 PLACES = places_of(ROWS, "redis://u:p@one:1/0?x=1")
 

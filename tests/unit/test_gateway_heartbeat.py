@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from configs import GONE_MS
 from gateway.heartbeat import KEEP_WORKERS_S, GatewayHeartbeat
-from gateway.limits.capacity import HOLD_S, REFILL_S, LiveLimits
+from gateway.limits.capacity import HOLD_S, LiveLimits
 from gateway.limits.demand import DemandMeter
 from ledger.catalog.snapshot import Model, Snapshot, Tier
 from scheduler.errors import RedisUnavailable
@@ -30,6 +31,8 @@ WORKERS = [WORKER, msgspec.structs.replace(WORKER, id="w2")]
 
 class Setup:
     """A heartbeat over a fake Redis with these workers, on a virtual clock. It is its own listener."""
+
+    gone_ms = GONE_MS
 
     def __init__(self, workers: Sequence[WorkerView] = (WORKER,), **options: Any) -> None:
         self.now, self.away, self.epoch_us, self.workers = 0.0, False, 7, list(workers)
@@ -147,7 +150,7 @@ async def test_capacity_is_held_while_an_emptied_redis_learns_its_workers() -> N
     setup.epoch_us, setup.workers = 9, WORKERS[:1]
     await setup.beat()
     assert setup.limits.healthy_gpus == 2
-    await setup.beat(setup.now + REFILL_S)
+    await setup.beat(setup.now + GONE_MS / 1000)
     assert setup.limits.healthy_gpus == 1
     setup.workers = []
     await setup.beat()

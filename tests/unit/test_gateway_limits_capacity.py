@@ -245,7 +245,7 @@ def test_the_model_is_too_slow_only_while_no_worker_can_serve(workers: tuple[Wor
     assert observed(down, down, every_s=2 * WAITING_ROOM_S).model_too_slow
 
     serving = observed(look(worker()))
-    serving.emptied(1.0)
+    serving.emptied(2.0)
     serving.observe(look(SLOW), SNAPSHOT, 1.1)
     assert not serving.model_too_slow
 

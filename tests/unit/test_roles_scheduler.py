@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from configs import BACKGROUND_SHARE
 from ledger.catalog.snapshot import CellRow, Customer, Model, Snapshot, Tier
 from ratelimit.shares import TierShare
 from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
@@ -47,9 +48,9 @@ def test_the_policy_of_a_pool() -> None:
     snapshot = Snapshot(3, (gold,), {}, {}, {"tiny": tiny}, ())
 
     assert batch_policy(snapshot, SETTINGS) == BatchPolicy(
-        8, 25, 4, 1000, (TierPolicy("gold", 1, 0.5),), 4096, 0.03, 0.1
+        8, 25, 4, 1000, (TierPolicy("gold", 1, 0.5),), 0.1, 4096, 0.03
     )
-    assert batch_policy(None, SETTINGS) == BatchPolicy(32, 40.0, 4, 1000, DEFAULT_TIERS, 0, 0.03, 0.1)
+    assert batch_policy(None, SETTINGS) == BatchPolicy(32, 40.0, 4, 1000, DEFAULT_TIERS, 0.1, 0, 0.03)
 
 
 def test_what_the_moves_of_a_pool_depend_on() -> None:
@@ -81,8 +82,8 @@ def test_a_renamed_tier_is_still_served() -> None:
     now = 0.0
     leaving = LeavingTiers(lambda: now)
     gold, basic = TierPolicy("gold", 1, 0.5), TierPolicy("basic", 2, 0.1)
-    before = BatchPolicy(8, 25, 4, 1000, (gold, basic))
-    after = BatchPolicy(8, 25, 4, 1000, (TierPolicy("or", 1, 0.5), basic))
+    before = BatchPolicy(8, 25, 4, 1000, (gold, basic), BACKGROUND_SHARE)
+    after = BatchPolicy(8, 25, 4, 1000, (TierPolicy("or", 1, 0.5), basic), BACKGROUND_SHARE)
 
     assert leaving.kept(before) == before
     now = 1.0

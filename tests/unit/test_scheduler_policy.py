@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs import BACKGROUND_SHARE
 from scheduler.batching.policy import decide, plan, ready_limit
 from scheduler.batching.service import Service
 from scheduler.batching.snapshot import PoolSnapshot, TierQueue
@@ -20,7 +21,7 @@ TIERS = (TierPolicy("enterprise", 1, 0.05), TierPolicy("paid", 2, 0.25), TierPol
 
 
 def policy(size: int = 32, window_ms: float = 40.0) -> BatchPolicy:
-    return BatchPolicy(size, window_ms, 4, 1000.0, TIERS)
+    return BatchPolicy(size, window_ms, 4, 1000.0, TIERS, BACKGROUND_SHARE)
 
 
 def waiting(enterprise: int = 0, paid: int = 0, free: int = 0, oldest_ms: float = 1.0) -> dict[str, TierQueue]:
@@ -114,7 +115,7 @@ def test_the_requests_of_a_batch(
 def test_a_tier_without_a_guarantee_is_served_when_it_has_waited_long() -> None:
     """It gets 5 % after a second, and nothing before."""
     tiers = (TierPolicy("enterprise", 1, 0.5), TierPolicy("free", 2, 0.0))
-    bare = BatchPolicy(8, 40.0, 4, 1000.0, tiers)
+    bare = BatchPolicy(8, 40.0, 4, 1000.0, tiers, BACKGROUND_SHARE)
     served = {}
     for age_ms in (999.0, 1000.0):
         credit: Mapping[str, float] = {}
@@ -315,7 +316,7 @@ def test_the_batches_of_a_plan_share_the_credit() -> None:
 PARTS = Service(base_ms=50.0, item_ms=1.0, seen_batch=32.0, steady=True)
 STEADY = Service(base_ms=48.0, item_ms=0.0, seen_batch=32.0, steady=True)
 PACED = BatchPolicy(
-    32, 40.0, 4, 1000.0, TIERS, headroom=0.04
+    32, 40.0, 4, 1000.0, TIERS, BACKGROUND_SHARE, headroom=0.04
 )  # Twelve workers: a batch each 48 / (12 x 0.96) = 4.17 ms.
 
 

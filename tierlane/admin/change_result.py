@@ -18,7 +18,18 @@ class ChangeResult(NamedTuple):
 
 def result_lines(done: ChangeResult, *, dry_run: bool) -> list[str]:
     """The changes as text."""
-    lines = [line for change in done.changes for line in _change_lines(change, "would be " if dry_run else "")]
+    would, lines = "would be " if dry_run else "", list[str]()
+    for change in done.changes:
+        old, new, head = change.old, change.new, f"{change.thing} {printable(change.name)}"
+        if old is None:
+            values = {name: readable(value) for name, value in (new or {}).items() if value is not None}
+            lines += [f"{head}: {would}created", *aligned(values.items(), "  ")]
+        elif new is None:
+            lines.append(f"{head}: {would}deleted")
+        elif old == new:
+            lines.append(f"{head}: nothing to change")
+        else:
+            lines += [f"{head}: {would}changed", *aligned(changed_columns(old, new), "  ")]
     lines += [f"If applied: {note}" for note in done.notes] if dry_run and done.changes else done.notes
     if done.key is not None:
         lines += ["", "The key, shown only once:" if not dry_run else "The key would be shown here, once."]
@@ -27,19 +38,6 @@ def result_lines(done: ChangeResult, *, dry_run: bool) -> list[str]:
         return [*lines, "Dry run: nothing was changed."]
     applied = "This takes effect within one second."
     return [*lines, applied] if any(change.old != change.new for change in done.changes) else lines
-
-
-def _change_lines(change: Change, would: str) -> list[str]:
-    old, new = change.old, change.new
-    head = f"{change.thing} {printable(change.name)}"
-    if old is None:
-        new = new or {}
-        return [f"{head}: {would}created", *aligned(((k, readable(v)) for k, v in new.items() if v is not None), "  ")]
-    if new is None:
-        return [f"{head}: {would}deleted"]
-    if old == new:
-        return [f"{head}: nothing to change"]
-    return [f"{head}: {would}changed", *aligned(changed_columns(old, new), "  ")]
 
 
 def changed_columns(old: Row, new: Row) -> list[tuple[str, str]]:

@@ -6,36 +6,31 @@ from typing import Any
 from ledger.admin.changes import Row
 from ledger.admin.errors import THINGS
 from ledger.admin.rows import list_config_changes
-from ledger.postgres import Connection
 from tierlane.admin.change_result import changed_columns
-from tierlane.admin.options import VerbCall, Work
-from tierlane.admin.runner import fetch
-from tierlane.output import Column, print_rows, readable
+from tierlane.admin.options import VerbCall
+from tierlane.admin.runner import APPLICATION
+from tierlane.connect import database
+from tierlane.output import Column, named, print_rows, readable
 
 COLUMNS = (
     Column("changed_at", "WHEN"),
     Column("changed_by", "WHO"),
-    Column("row", "ROW"),
-    Column("change", "CHANGE"),
+    *named("row", "change"),
 )
 _NOT_SHOWN = frozenset({"id", "name", "customer_id", "created_at", "last_used_at"})
 """Columns of a new row that repeat the other cells."""
 
 
-def show_changes(limit: int, customer: str | None, since: timedelta | None, table: str | None, by: str | None) -> Work:
+async def show_changes(
+    call: VerbCall, limit: int, *, customer: str | None, since: timedelta | None, table: str | None, by: str | None
+) -> int:
     """Print the newest changes; the arguments that are not None select them."""
-
-    async def read(connection: Connection) -> tuple[list[Row], int]:
-        return await list_config_changes(connection, limit, customer=customer, since=since, table=table, by=by)
-
-    async def work(call: VerbCall) -> int:
-        rows, total = await fetch(call, read)
-        if call.output == "table":
-            rows = [row | {"row": name_of(row), "change": words_of(row["old"], row["new"])} for row in rows]
-        print_rows(call.output, COLUMNS, rows, "changes", total)
-        return 0
-
-    return work
+    async with database(call.settings, APPLICATION) as connection:
+        rows, total = await list_config_changes(connection, limit, customer=customer, since=since, table=table, by=by)
+    if call.output == "table":
+        rows = [row | {"row": name_of(row), "change": words_of(row["old"], row["new"])} for row in rows]
+    print_rows(call.output, COLUMNS, rows, "changes", total)
+    return 0
 
 
 def name_of(row: Row) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import typer
 
@@ -20,30 +19,24 @@ from ledger.schema.catalog import customers, tiers
 from tierlane.admin.change_result import ChangeResult
 from tierlane.admin.limit_columns import LIMITS
 from tierlane.admin.options import VerbCall, Work
-from tierlane.admin.runner import apply, fetch, show_rows
-from tierlane.connect import UsageError, VerbError
-from tierlane.output import Column, aligned, counted, print_json, print_rows, printable, readable
+from tierlane.admin.runner import APPLICATION, apply, show_rows
+from tierlane.connect import UsageError, VerbError, database
+from tierlane.output import Column, aligned, counted, named, print_json, print_rows, printable, readable
 
 INHERITED = (*(column.field for column in LIMITS), "max_queue_ms")
 """Columns in which null means the value of the tier."""
 
 MOST_KEYS = 1000
 CUSTOMER_COLUMNS = (
-    Column("name", "NAME"),
-    Column("tier", "TIER"),
-    Column("weight", "WEIGHT"),
-    Column("status", "STATUS"),
+    *named("name", "tier", "weight", "status"),
     *LIMITS,
     Column("max_queue_ms", "WAIT MS"),
-    Column("cell", "CELL"),
-    Column("spread", "SPREAD"),
+    *named("cell", "spread"),
     Column("live_keys", "KEYS"),
     Column("created_at", "CREATED"),
 )
 KEY_COLUMNS = (
-    Column("id", "ID"),
-    Column("name", "NAME"),
-    Column("state", "STATE"),
+    *named("id", "name", "state"),
     Column("created_at", "CREATED"),
     Column("expires_at", "EXPIRES"),
     Column("last_used_at", "LAST USED"),
@@ -51,7 +44,7 @@ KEY_COLUMNS = (
     Column("burst", "BURST"),
 )
 KEY_LIST_COLUMNS = (KEY_COLUMNS[0], Column("customer", "CUSTOMER"), *KEY_COLUMNS[1:])
-QUOTA_COLUMNS = (Column("tier", "TIER"), Column("customer", "CUSTOMER"), Column("quota", "QUOTA"))
+QUOTA_COLUMNS = named("tier", "customer", "quota")
 _LIMIT_SOURCES = (Column("limit", "LIMIT"), Column("value", "VALUE"), Column("source", "FROM"))
 _QUOTA_SOURCES = (Column("quota", "QUOTA"), Column("source", "FROM"))
 DAYS_AS_WEEKS = (
@@ -64,113 +57,81 @@ def show_customers(limit: int, tier: str | None, status: str | None) -> Work:
     return show_rows(lambda connection: list_customers(connection, limit, tier, status), CUSTOMER_COLUMNS, "customers")
 
 
-def show_customer(name: str) -> Work:
+async def show_customer(call: VerbCall, name: str) -> int:
     """Print a customer with base limits, quotas and keys."""
-
-    async def read(connection: Connection) -> Row:
+    async with database(call.settings, APPLICATION) as connection:
         customer = await find_customer(connection, name)
         tier = await find(connection, tiers, customer["tier"])
         keys, _ = await list_keys(connection, MOST_KEYS, customer["id"])
-        inherited = f"tier {tier['name']}"
-        limits = [
-            {
-                "limit": limit,
-                "value": tier[limit] if customer[limit] is None else customer[limit],
-                "source": inherited if customer[limit] is None else "own",
-            }
-            for limit in INHERITED
-        ]
-        quotas = [
-            {"quota": row["quota"], "source": f"tier {row['tier']}" if row["tier"] else "own"}
-            for row in await list_quotas(connection, customer)
-        ]
-        return customer | {"limits": limits, "keys": keys, "quotas": quotas}
-
-    async def work(call: VerbCall) -> int:
-        page = await fetch(call, read)
-        if call.output == "json":
-            print_json(page)
-            return 0
-        fields = {
-            "customer": "name",
-            "id": "id",
-            "tier": "tier",
-            "weight": "weight",
-            "status": "status",
-            "created": "created_at",
-            "callback hosts": "callback_hosts",
-            "cell": "cell",
-            "spread": "spread",
+        held = await list_quotas(connection, customer)
+    limits = [
+        {
+            "limit": limit,
+            "value": tier[limit] if customer[limit] is None else customer[limit],
+            "source": f"tier {tier['name']}" if customer[limit] is None else "own",
         }
-        typer.echo("\n".join(aligned((title, readable(page[field])) for title, field in fields.items())))
-        for part, columns in (("limits", _LIMIT_SOURCES), ("quotas", _QUOTA_SOURCES), ("keys", KEY_COLUMNS)):
-            typer.echo("")
-            print_rows("table", columns, page[part], part)
+        for limit in INHERITED
+    ]
+    quotas = [{"quota": row["quota"], "source": f"tier {row['tier']}" if row["tier"] else "own"} for row in held]
+    page = customer | {"limits": limits, "keys": keys, "quotas": quotas}
+    if call.output == "json":
+        print_json(page)
         return 0
+    fields = {"customer": "name", "id": "id", "tier": "tier", "weight": "weight", "status": "status"}
+    fields |= {"created": "created_at", "callback hosts": "callback_hosts", "cell": "cell", "spread": "spread"}
+    typer.echo("\n".join(aligned((title, readable(page[field])) for title, field in fields.items())))
+    for part, columns in (("limits", _LIMIT_SOURCES), ("quotas", _QUOTA_SOURCES), ("keys", KEY_COLUMNS)):
+        typer.echo("")
+        print_rows("table", columns, page[part], part)
+    return 0
 
-    return work
 
-
-def show_secret(name: str) -> Work:
+async def show_secret(call: VerbCall, name: str) -> int:
     """Print the secret with which a receiver verifies callbacks. Raises VerbError if the deployment's is not set."""
-
-    async def work(call: VerbCall) -> int:
-        deployment = call.settings.callback_key
-        if not deployment:
-            raise VerbError("TIERLANE_CALLBACK_SECRET is not set. Set it to the value of the gateways.")
-        customer = await fetch(call, lambda connection: find_customer(connection, name))
-        secret = secret_text(customer_key(deployment, str(customer["id"])))
-        if call.output == "json":
-            print_json({"name": customer["name"], "webhook_secret": secret})
-        else:
-            typer.echo(secret)
-        return 0
-
-    return work
+    deployment = call.settings.callback_key
+    if not deployment:
+        raise VerbError("TIERLANE_CALLBACK_SECRET is not set. Set it to the value of the gateways.")
+    async with database(call.settings, APPLICATION) as connection:
+        customer = await find_customer(connection, name)
+    secret = secret_text(customer_key(deployment, str(customer["id"])))
+    if call.output == "json":
+        print_json({"name": customer["name"], "webhook_secret": secret})
+    else:
+        typer.echo(secret)
+    return 0
 
 
-def create_customer(name: str, values: dict[str, Any]) -> Work:
-    async def change(connection: Connection) -> ChangeResult:
+async def create_customer(connection: Connection, name: str, values: Row) -> ChangeResult:
+    await check_tier(connection, values["tier"])
+    row = await add(connection, customers, {"name": name, **values})
+    return ChangeResult([row], notes=["The customer has no key yet: `tierlane key create` issues one."])
+
+
+async def alter_customer(connection: Connection, name: str, values: Row) -> ChangeResult:
+    if "tier" in values:
         await check_tier(connection, values["tier"])
-        row = await add(connection, customers, {"name": name, **values})
-        return ChangeResult([row], notes=["The customer has no key yet: `tierlane key create` issues one."])
-
-    return lambda call: apply(call, change)
+    old = await find_customer(connection, name, lock=True)
+    return ChangeResult([await alter(connection, customers, old, values)])
 
 
-def alter_customer(name: str, values: dict[str, Any]) -> Work:
-    async def change(connection: Connection) -> ChangeResult:
-        if "tier" in values:
-            await check_tier(connection, values["tier"])
-        old = await find_customer(connection, name, lock=True)
-        return ChangeResult([await alter(connection, customers, old, values)])
-
-    return lambda call: apply(call, change)
-
-
-def delete_customer(name: str, *, sure: bool) -> Work:
+async def delete_customer(call: VerbCall, name: str, *, sure: bool) -> int:
     """Delete a customer with its keys and quotas, after a confirmation unless `sure` or with --dry-run."""
 
     async def contents(connection: Connection, customer: Row) -> str:
         keys, quotas = await count_of(connection, customer)
         return f"{counted(keys, 'key')} and {counted(quotas, 'quota')}"
 
-    async def confirm(connection: Connection) -> None:
-        customer = await find_customer(connection, name)
-        keys_and_quotas = await contents(connection, customer)
-        typer.confirm(f"Delete customer {printable(customer['name'])} with {keys_and_quotas}?", abort=True)
-
     async def change(connection: Connection) -> ChangeResult:
         old = await find_customer(connection, name, lock=True)
         note = f"Deleted with it: {await contents(connection, old)}."
         return ChangeResult([await remove(connection, customers, old)], notes=[note])
 
-    async def work(call: VerbCall) -> int:
-        if not (sure or call.dry_run):
-            await fetch(call, confirm)
-        return await apply(call, change)
-
-    return work
+    if not (sure or call.dry_run):
+        async with database(call.settings, APPLICATION) as connection:
+            customer = await find_customer(connection, name)
+            keys_and_quotas = await contents(connection, customer)
+        typer.confirm(f"Delete customer {printable(customer['name'])} with {keys_and_quotas}?", abort=True)
+    return await apply(call, change)
 
 
 def key_id(text: str) -> str:
@@ -188,49 +149,41 @@ def show_keys(limit: int, customer: str | None) -> Work:
     return show_rows(read, KEY_LIST_COLUMNS, "keys")
 
 
-def show_key(text: str) -> Work:
-    async def work(call: VerbCall) -> int:
-        row = await fetch(call, lambda connection: find_key(connection, key_id(text)))
-        if call.output == "json":
-            print_json(row)
-        else:
-            typer.echo("\n".join(aligned((field, readable(value)) for field, value in row.items())))
-        return 0
-
-    return work
+async def show_key(call: VerbCall, text: str) -> int:
+    async with database(call.settings, APPLICATION) as connection:
+        row = await find_key(connection, key_id(text))
+    if call.output == "json":
+        print_json(row)
+    else:
+        typer.echo("\n".join(aligned((field, readable(value)) for field, value in row.items())))
+    return 0
 
 
-def create_key(customer: str, name: str, lifetime: timedelta | None, limit: dict[str, Any]) -> Work:
-    """Issue a key. A rate without a burst gets a burst of one second. Raises UsageError for a burst without a rate."""
-    rate, burst = limit.get("requests_per_second"), limit.get("burst")
+def key_limit(values: Row) -> Row:
+    """The limit of a new key: a rate without a burst gets a burst of one second. Raises UsageError for a burst alone."""
+    rate, burst = values.get("requests_per_second"), values.get("burst")
     if rate is None and burst is not None:
         raise UsageError("--burst: requires --requests-per-second")
-    if rate is not None and burst is None:
-        limit = limit | {"burst": max(1.0, rate)}
-
-    async def change(connection: Connection) -> ChangeResult:
-        key, row = await issue_key(connection, customer, name, lifetime, limit)
-        return ChangeResult([row], key)
-
-    return lambda call: apply(call, change)
+    return values if rate is None or burst is not None else values | {"burst": max(1.0, rate)}
 
 
-def rotate_key(text: str, grace: timedelta, lifetime: timedelta | None) -> Work:
+async def create_key(
+    connection: Connection, customer: str, name: str, lifetime: timedelta | None, limit: Row
+) -> ChangeResult:
+    """Issue a key with a limit of `key_limit`."""
+    key, row = await issue_key(connection, customer, name, lifetime, limit)
+    return ChangeResult([row], key)
+
+
+async def rotate_key(connection: Connection, text: str, grace: timedelta, lifetime: timedelta | None) -> ChangeResult:
     """Issue a second key, and let the old one expire after `grace`."""
-
-    async def change(connection: Connection) -> ChangeResult:
-        key, changes = await replace_key(connection, key_id(text), grace, lifetime)
-        until = readable((changes[-1].new or {}).get("expires_at"))
-        return ChangeResult(changes, key, notes=[f"Both keys work until {until}, then only the new one."])
-
-    return lambda call: apply(call, change)
+    key, changes = await replace_key(connection, key_id(text), grace, lifetime)
+    until = readable((changes[-1].new or {}).get("expires_at"))
+    return ChangeResult(changes, key, notes=[f"Both keys work until {until}, then only the new one."])
 
 
-def revoke_key(text: str) -> Work:
-    async def change(connection: Connection) -> ChangeResult:
-        return ChangeResult([await end_key(connection, key_id(text))])
-
-    return lambda call: apply(call, change)
+async def revoke_key(connection: Connection, text: str) -> ChangeResult:
+    return ChangeResult([await end_key(connection, key_id(text))])
 
 
 def show_quotas(customer: str | None, tier: str | None) -> Work:
@@ -245,29 +198,19 @@ def show_quotas(customer: str | None, tier: str | None) -> Work:
     return show_rows(read, QUOTA_COLUMNS, "quotas")
 
 
-def set_quota(words: Sequence[str], tier: str | None) -> Work:
-    """Set a quota of a customer or a tier. Raises UsageError."""
-    customer, text = _owner_and_quota(words, tier)
-
-    async def change(connection: Connection) -> ChangeResult:
-        changes = await upsert_quota(connection, customer, tier, text)
-        quota = parse_quota(None, "any", text)
-        return ChangeResult(changes, notes=[DAYS_AS_WEEKS] if quota.unit == "day" and quota.every % 7 == 0 else [])
-
-    return lambda call: apply(call, change)
+async def set_quota(connection: Connection, customer: str | None, tier: str | None, text: str) -> ChangeResult:
+    """Set a quota of a customer or a tier."""
+    changes = await upsert_quota(connection, customer, tier, text)
+    quota = parse_quota(None, "any", text)
+    return ChangeResult(changes, notes=[DAYS_AS_WEEKS] if quota.unit == "day" and quota.every % 7 == 0 else [])
 
 
-def remove_quota(words: Sequence[str], tier: str | None) -> Work:
-    """Remove a quota of a customer or a tier. Raises UsageError."""
-    customer, text = _owner_and_quota(words, tier)
-
-    async def change(connection: Connection) -> ChangeResult:
-        return ChangeResult(await delete_quota(connection, customer, tier, text))
-
-    return lambda call: apply(call, change)
+async def remove_quota(connection: Connection, customer: str | None, tier: str | None, text: str) -> ChangeResult:
+    """Remove a quota of a customer or a tier."""
+    return ChangeResult(await delete_quota(connection, customer, tier, text))
 
 
-def _owner_and_quota(words: Sequence[str], tier: str | None) -> tuple[str | None, str]:
+def owner_and_quota(words: Sequence[str], tier: str | None) -> tuple[str | None, str]:
     """The customer, None with a tier, and the quota. Raises UsageError for another number of words."""
     if len(words) != (2 if tier is None else 1):
         raise UsageError("Specify CUSTOMER QUOTA, or --tier TIER QUOTA, such as acme 10000/day.")

@@ -5,7 +5,7 @@ and the common options.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -28,6 +28,8 @@ from tierlane.command import (
 from tierlane.settings.declaration import Option
 
 if TYPE_CHECKING:
+    from ledger.postgres import Connection
+    from tierlane.admin.change_result import ChangeResult
     from tierlane.settings.model import Settings
 
 Given: TypeAlias = dict[str, str | None]
@@ -79,10 +81,22 @@ class VerbCall(NamedTuple):
     actor: str | None = None
 
 
-Work: TypeAlias = Callable[[VerbCall], Awaitable[int]]
+Work: TypeAlias = Callable[[VerbCall], Coroutine[Any, Any, int]]
 """Runs a verb; returns the exit code."""
 Declared: TypeAlias = Callable[..., Work]
 """A declared verb: checks its parameters and returns the work."""
+
+
+def changes(change: "Callable[[Connection], Awaitable[ChangeResult]]") -> Work:
+    """Make a change in a transaction, or roll it back with --dry-run, and print it."""
+
+    async def work(call: VerbCall) -> int:
+        # Help must be fast.
+        from tierlane.admin.runner import apply  # noqa: PLC0415
+
+        return await apply(call, change)
+
+    return work
 
 
 def read_options(variable: str) -> CommonOptions:

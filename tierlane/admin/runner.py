@@ -4,7 +4,6 @@ import asyncio
 import getpass
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
 
 import typer
 
@@ -16,29 +15,18 @@ from tierlane.admin.options import VerbCall, Work
 from tierlane.connect import UsageError, VerbError, database
 from tierlane.output import Column, print_json, print_rows, printable
 
-T = TypeVar("T")
 APPLICATION = "tierlane-admin"
 MOST_ACTOR_CHARS = 200
 
 
 def run_verb(work: Work, call: VerbCall) -> int:
     """Run a verb; return the exit code. Raises UsageError and VerbError."""
-
-    async def run() -> int:
-        return await work(call)
-
     try:
-        return asyncio.run(run())
+        return asyncio.run(work(call))
     except BadValue as error:
         raise UsageError(printable(str(error))) from error
     except ChangeRejected as error:
         raise VerbError(printable(str(error))) from error
-
-
-async def fetch(call: VerbCall, read: Callable[[Connection], Awaitable[T]]) -> T:
-    """Call `read` with a connection."""
-    async with database(call.settings, APPLICATION) as connection:
-        return await read(connection)
 
 
 def show_rows(
@@ -47,7 +35,8 @@ def show_rows(
     """Print rows; `read` also returns how many rows there are in all, 0 if it returned all of them."""
 
     async def work(call: VerbCall) -> int:
-        rows, total = await fetch(call, read)
+        async with database(call.settings, APPLICATION) as connection:
+            rows, total = await read(connection)
         print_rows(call.output, columns, rows, noun, total)
         return 0
 
@@ -74,14 +63,13 @@ async def apply(call: VerbCall, change: Callable[[Connection], Awaitable[ChangeR
 
 def actor_of(call: VerbCall) -> str:
     """The name for config_changes: --actor, or the user of this machine. Raises UsageError if it is not a name."""
-    actor = (call.actor if call.actor is not None else _os_user()).strip()
+    actor = call.actor
+    if actor is None:
+        try:
+            actor = getpass.getuser()
+        except (OSError, KeyError):  # A container may have no name for its user.
+            actor = f"uid {os.getuid()}"
+    actor = actor.strip()
     if not 0 < len(actor) <= MOST_ACTOR_CHARS or not actor.isprintable():
         raise UsageError(f"--actor: must be a name of 1 to {MOST_ACTOR_CHARS} printable characters, got {actor!r}")
     return actor
-
-
-def _os_user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # A container may have no name for its user.
-        return f"uid {os.getuid()}"

@@ -14,9 +14,9 @@ from tierlane.admin.change_result import ChangeResult
 from tierlane.admin.fields import without_sql
 from tierlane.admin.limit_columns import LIMITS
 from tierlane.admin.options import VerbCall, Work
-from tierlane.admin.runner import apply, fetch, show_rows
-from tierlane.connect import UsageError
-from tierlane.output import Column, print_json, print_rows, readable
+from tierlane.admin.runner import APPLICATION, show_rows
+from tierlane.connect import UsageError, database
+from tierlane.output import Column, named, print_json, print_rows, readable
 
 _MEANING = (Column("field", "FIELD"), Column("value", "VALUE"), Column("meaning", "MEANING"))
 
@@ -38,52 +38,39 @@ class NamedRows(NamedTuple):
     columns: Sequence[Column]
 
     def show_all(self) -> Work:
-
         async def read(connection: Connection) -> tuple[list[Row], int]:
             return await self.read(connection, None), 0
 
         return show_rows(read, self.columns, self.table.name)
 
-    def show_one(self, name: str) -> Work:
+    async def show_one(self, call: VerbCall, name: str) -> int:
         """Print a row with the meaning of its columns."""
-
-        async def work(call: VerbCall) -> int:
-            rows = await fetch(call, lambda connection: self.read(connection, name))
-            if not rows:
-                raise missing(self.table, name)
-            if call.output == "json":
-                print_json(rows[0])
-            else:
-                described = [
-                    {
-                        "field": field,
-                        "value": readable(value),
-                        "meaning": without_sql(self.table.c[field].comment or "") if field in self.table.c else "",
-                    }
-                    for field, value in rows[0].items()
-                ]
-                print_rows("table", _MEANING, described, "columns")
+        async with database(call.settings, APPLICATION) as connection:
+            rows = await self.read(connection, name)
+        if not rows:
+            raise missing(self.table, name)
+        if call.output == "json":
+            print_json(rows[0])
             return 0
+        described = [
+            {
+                "field": field,
+                "value": readable(value),
+                "meaning": without_sql(self.table.c[field].comment or "") if field in self.table.c else "",
+            }
+            for field, value in rows[0].items()
+        ]
+        print_rows("table", _MEANING, described, "columns")
+        return 0
 
-        return work
+    async def alter(self, connection: Connection, name: str, values: Row) -> ChangeResult:
+        return ChangeResult([await alter(connection, self.table, await find(connection, self.table, name), values)])
 
-    def alter(self, name: str, values: Row) -> Work:
-        async def change(connection: Connection) -> ChangeResult:
-            return ChangeResult([await alter(connection, self.table, await find(connection, self.table, name), values)])
+    async def create(self, connection: Connection, name: str, values: Row) -> ChangeResult:
+        return ChangeResult([await add(connection, self.table, {"name": name, **values})])
 
-        return lambda call: apply(call, change)
-
-    def create(self, name: str, values: Row) -> Work:
-        async def change(connection: Connection) -> ChangeResult:
-            return ChangeResult([await add(connection, self.table, {"name": name, **values})])
-
-        return lambda call: apply(call, change)
-
-    def delete(self, name: str) -> Work:
-        async def change(connection: Connection) -> ChangeResult:
-            return ChangeResult(await self.drop(connection, name))
-
-        return lambda call: apply(call, change)
+    async def delete(self, connection: Connection, name: str) -> ChangeResult:
+        return ChangeResult(await self.drop(connection, name))
 
 
 TIERS = NamedRows(
@@ -101,13 +88,10 @@ TIERS = NamedRows(
         Column("max_queue_ms", "WAIT MS"),
         Column("shed_depth", "SHED DEPTH"),
         Column("shed_wait_ms", "SHED MS"),
-        Column("shadow", "SHADOW"),
-        Column("paused", "PAUSED"),
-        Column("slo_ms", "SLO MS"),
+        *named("shadow", "paused", "slo_ms"),
         Column("slo_success", "SLO"),
         Column("interactive_jobs", "JOBS"),
-        Column("quotas", "QUOTAS"),
-        Column("customers", "CUSTOMERS"),
+        *named("quotas", "customers"),
     ),
 )
 
@@ -121,9 +105,7 @@ MODELS = NamedRows(
     read=list_models,
     drop=_delete_model,
     columns=(
-        Column("name", "NAME"),
-        Column("enabled", "ENABLED"),
-        Column("pool", "POOL"),
+        *named("name", "enabled", "pool"),
         Column("max_batch_size", "BATCH"),
         Column("max_batch_tokens", "BATCH TOKENS"),
         Column("max_wait_ms", "WAIT MS"),
@@ -147,27 +129,17 @@ def show_prices(model: str | None) -> Work:
     return show_rows(read, PRICE_COLUMNS, "prices")
 
 
-def set_price(model: str, values: Row, since: str | None) -> Work:
-    """Set prices of a model, from now or from a time on. Raises UsageError."""
-    start = None if since is None else time_of("--from", since)
-
-    async def change(connection: Connection) -> ChangeResult:
-        made = await upsert_price(connection, model, values, start)
-        is_past = start is not None and start < datetime.now(UTC) and made.old != made.new
-        notes = ["The cost of earlier requests changes in exports; quotas keep what was charged."]
-        return ChangeResult([made], notes=notes if is_past else [])
-
-    return lambda call: apply(call, change)
+async def set_price(connection: Connection, model: str, values: Row, start: datetime | None) -> ChangeResult:
+    """Set prices of a model, from now or from a time on."""
+    made = await upsert_price(connection, model, values, start)
+    is_past = start is not None and start < datetime.now(UTC) and made.old != made.new
+    notes = ["The cost of earlier requests changes in exports; quotas keep what was charged."]
+    return ChangeResult([made], notes=notes if is_past else [])
 
 
-def remove_price(model: str, since: str) -> Work:
-    """Remove the price of a model that applies from a time on. Raises UsageError."""
-    start = time_of("FROM", since)
-
-    async def change(connection: Connection) -> ChangeResult:
-        return ChangeResult(await delete_price(connection, model, start))
-
-    return lambda call: apply(call, change)
+async def remove_price(connection: Connection, model: str, start: datetime) -> ChangeResult:
+    """Remove the price of a model that applies from a time on."""
+    return ChangeResult(await delete_price(connection, model, start))
 
 
 def time_of(name: str, text: str) -> datetime:

@@ -33,7 +33,19 @@ def one_of(first_name: str, first: str | None, second_name: str, second: str | N
 
 def values_of(fields: Sequence[Field], given: Given) -> dict[str, Any]:
     """The given fields by column. Raises UsageError."""
-    return {field.name: _value(field, text) for field in fields if (text := given.get(field.name)) is not None}
+    values: dict[str, Any] = {}
+    for field in fields:
+        text = given.get(field.name)
+        if text is None:
+            continue
+        must_be, parse = _KINDS[field.kind]
+        try:
+            values[field.name] = None if field.none and text == "none" else parse(text)
+        except (ValueError, KeyError):
+            must_be += " or none" if field.none else ""
+            meaning = in_sentence(field.description)
+            raise UsageError(f"{flag(field.name)}: must be {must_be}, got {text!r} ({meaning})") from None
+    return values
 
 
 def changes_of(fields: Sequence[Field], given: Given) -> dict[str, Any]:
@@ -61,18 +73,6 @@ def duration(option: str, text: str) -> timedelta:
     if length > LONGEST:
         raise UsageError(f"{option}: must be at most {LONGEST.days}d, got {text!r}")
     return length
-
-
-def _value(field: Field, text: str) -> Any:
-    if field.none and text == "none":
-        return None
-    must_be, parse = _KINDS[field.kind]
-    try:
-        return parse(text)
-    except (ValueError, KeyError):
-        must_be += " or none" if field.none else ""
-        meaning = in_sentence(field.description)
-        raise UsageError(f"{flag(field.name)}: must be {must_be}, got {text!r} ({meaning})") from None
 
 
 def _named(fields: Iterable[Field], joint: str) -> str:

@@ -17,32 +17,26 @@ _OTHERS = {
 
 def pages() -> Pages:
     """Backends with what each does, and capabilities with the fields that need them."""
-    fields = {capability: text for capability in Capability if (text := _fields(capability))}
-    rows = ((f"`{capability}`", text) for capability, text in fields.items())
-    tables = (_table(("Capability", "Fields"), rows), _backends(fields))
-    return {"endpoint.md": {"capabilities": "\n".join(tables)}}
-
-
-def _fields(capability: Capability) -> str:
-    names = [name for name, needed in _NEEDS.items() if needed == capability]
-    parts = [str(kind.__struct_config__.tag) for kind, needed in chat.PART_NEEDS.items() if needed is capability]
-    texts = [*map("`{}`".format, names), *map("the part `{}`".format, parts), _OTHERS.get(capability, "")]
-    return ", ".join(filter(None, texts))
-
-
-def _backends(known: Iterable[Capability]) -> str:
-    """Capabilities that the same backends have share a row."""
+    fields: dict[Capability, str] = {}
+    for capability in Capability:
+        names = [name for name, needed in _NEEDS.items() if needed == capability]
+        parts = [str(kind.__struct_config__.tag) for kind, needed in chat.PART_NEEDS.items() if needed is capability]
+        texts = [*map("`{}`".format, names), *map("the part `{}`".format, parts), _OTHERS.get(capability, "")]
+        if text := ", ".join(filter(None, texts)):
+            fields[capability] = text
     rows = [
         ("texts, chats", *(each.texts for each in BACKENDS)),
         ("streams in steps", *(each.steps for each in BACKENDS)),
         ("vectors", *(each.vectors for each in BACKENDS)),
     ]
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for capability in known:
+    groups: dict[tuple[str, ...], list[str]] = {}  # Capabilities that the same backends have share a row.
+    for capability in fields:
         cells = tuple(_cell(capability, passes_on=each.passes_on) for each in BACKENDS)
         groups.setdefault(cells, []).append(f"`{capability}`")
     rows += [(", ".join(names), *cells) for cells, names in groups.items()]
-    return _table(("Backend", *(f"`{each.form}`" for each in BACKENDS)), rows)
+    backends = _table(("Backend", *(f"`{each.form}`" for each in BACKENDS)), rows)
+    needs = _table(("Capability", "Fields"), ((f"`{capability}`", text) for capability, text in fields.items()))
+    return {"endpoint.md": {"capabilities": f"{needs}\n{backends}"}}
 
 
 def _cell(capability: Capability, *, passes_on: bool) -> str:

@@ -12,6 +12,7 @@ from tierlane.command import (
     Verb,
     VerbCommand,
     carry_out,
+    gateway_url,
     option,
     output,
     run_group,
@@ -43,16 +44,7 @@ def main(argv: list[str]) -> int:
 )
 def system(
     *,
-    url: Annotated[
-        str | None,
-        option(
-            "--url",
-            "Address of a gateway; needs TIERLANE_SERVICE_TOKEN.",
-            "the local stack's",
-            variable="TIERLANE_CHECK_URL",
-            metavar="URL",
-        ),
-    ] = None,
+    url: Annotated[str | None, gateway_url("TIERLANE_CHECK_URL")] = None,
     form: Annotated[Literal["table", "json"], output("TIERLANE_CHECK_OUTPUT")] = "table",
     config: Config = None,
     data_dir: DataDir = None,

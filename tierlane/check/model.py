@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,18 +17,18 @@ from tierlane.admin.runner import APPLICATION, actor_of, run_verb
 from tierlane.check.batch_times import measure
 from tierlane.check.examination import TEXTS, examine
 from tierlane.check.model_probe import Probe, ProbeRequest
-from tierlane.check.model_report import ModelFinding, Report, Suggestion, document, suggest, summary
+from tierlane.check.model_report import ModelFinding, Report, document, suggest, summary
 from tierlane.check.model_report import lines_of as finding_lines
 from tierlane.connect import UsageError, database
 from tierlane.output import print_json
+from tierlane.settings.model import Settings
 from tierlane.settings.pools import default_torch_threads
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
 
 LOAD_TIMEOUT_S = 120.0
 LARGEST = 4096  # As the table's CHECK says.
 TASKS = {"complete": Task.COMPLETE, "embed": Task.EMBED}
+SUGGESTED = ("max_batch_size", "max_wait_ms", "rps_per_gpu")
+"""Columns of the model's row that are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +55,38 @@ def sizes_of(text: str) -> list[int]:
     return sizes
 
 
-def check_model(settings: "Settings", options: ModelCheckOptions, output: str, actor: str | None) -> int:
+def check_model(settings: Settings, options: ModelCheckOptions, output: str, actor: str | None) -> int:
     """Run it to its exit code: 0 where nothing is wrong. Raises UsageError and VerbError, which are one sentence."""
     call = VerbCall(settings, output, actor=actor)
     actor_of(call)  # A bad actor is rejected before minutes of measurements.
 
+    def tell(*lines: str) -> None:
+        if output == "table":  # Programs get the whole at the end.
+            typer.echo("\n".join(lines))
+
     async def work(call: VerbCall) -> int:
-        if output == "table":
-            typer.echo(f"model {options.spec}")
-        report = await _report(call.settings, options, _shown if output == "table" else _kept)
-        await _tell(call, options, report)
+        tell(f"model {options.spec}")
+        report = await _report(call.settings, options, lambda finding: tell(*finding_lines(finding)))
+        tell(*summary(report))
+        row = options.write if report.ok and report.suggestion is not None else None
+        if row is not None:  # As `tierlane model set` would.
+            values = {column: getattr(report.suggestion, column) for column in SUGGESTED}
+            async with (
+                database(call.settings, APPLICATION) as connection,
+                changing(connection, actor_of(call), dry_run=False),
+            ):
+                done = ChangeResult([await alter(connection, models, await find(connection, models, row), values)])
+            tell("", *result_lines(done, dry_run=False))
+        elif options.write is not None:
+            tell(f"\nNothing was written to model {options.write}: first make good what is wrong.")
+        if output == "json":
+            print_json(document(report, row))
         return 0 if report.ok else 1
 
     return run_verb(work, call)
 
 
-def _shown(finding: ModelFinding) -> None:
-    typer.echo("\n".join(finding_lines(finding)))
-
-
-def _kept(finding: ModelFinding) -> None:
-    """Programs get the whole at the end."""
-
-
-async def _report(settings: "Settings", options: ModelCheckOptions, tell: Callable[[ModelFinding], None]) -> Report:
+async def _report(settings: Settings, options: ModelCheckOptions, tell: Callable[[ModelFinding], None]) -> Report:
     secrets = secrets_of(options.spec, Access(**settings.endpoint_values))
     threads = settings.torch_threads or default_torch_threads(options.spec)
     launch = ModelLaunch(options.spec, settings.device, threads, settings.dtype, secrets)
@@ -103,23 +110,3 @@ async def _report(settings: "Settings", options: ModelCheckOptions, tell: Callab
     finally:
         await probe.close()
     return Report(options.spec, probe.version, [*findings, timing.finding], timing.timed, suggest(timing.timed))
-
-
-async def _tell(call: VerbCall, options: ModelCheckOptions, report: Report) -> None:
-    written = options.write if options.write is not None and report.ok and report.suggestion is not None else None
-    if call.output == "table":
-        typer.echo("\n".join(summary(report)))
-    done = await _write(call, written, report.suggestion) if written and report.suggestion else None
-    if call.output == "json":
-        print_json(document(report, written))
-    elif done is not None:
-        typer.echo("\n".join(["", *result_lines(done, dry_run=False)]))
-    elif options.write is not None:
-        typer.echo(f"\nNothing was written to model {options.write}: first make good what is wrong.")
-
-
-async def _write(call: VerbCall, name: str, suggestion: Suggestion) -> ChangeResult:
-    """Set the row as `tierlane model set` would."""
-    values = {column: getattr(suggestion, column) for column in ("max_batch_size", "max_wait_ms", "rps_per_gpu")}
-    async with database(call.settings, APPLICATION) as connection, changing(connection, actor_of(call), dry_run=False):
-        return ChangeResult([await alter(connection, models, await find(connection, models, name), values)])

@@ -95,7 +95,11 @@ class Probe:
         bodies = [encode_payload(Payload("check", text, request.parameters, request.task)) for text in texts]
         limit = caps * request.timeout_ms
         try:
-            done = await run_watched(await self._ready(), bodies, cap_ms=limit, timeout_ms=limit, budget_ms=limit)
+            if self._model is None:
+                await self.load()
+            if self._model is None:
+                raise NotLoaded("The model process is gone.")
+            done = await run_watched(self._model, bodies, cap_ms=limit, timeout_ms=limit, budget_ms=limit)
         except TierlaneError as error:  # Lost, hung, not loaded, too large to be sent: all of them end this batch.
             await self.close()
             return ProbeAnswer(lost=str(error), hung=isinstance(error, ModelHung))
@@ -106,10 +110,3 @@ class Probe:
         model, self._model = self._model, None
         if model is not None:
             await model.close()
-
-    async def _ready(self) -> ModelProcess:
-        if self._model is None:
-            await self.load()
-        if self._model is None:
-            raise NotLoaded("The model process is gone.")
-        return self._model

@@ -54,25 +54,17 @@ def suggest(timed: Sequence[Timed]) -> Suggestion | None:
     """
     if not timed:
         return None
-    full = _knee(timed)
+    longest_ms = max(LONGEST_RUN_MS, LONGEST_RATIO * min(timed).ms)
+    short = [one for one in timed if one.ms <= longest_ms]
+    best = max(one.items_per_s for one in short)
+    full = min(one for one in short if one.items_per_s >= ENOUGH * best)
     service = ServiceTime()
     for size, ms in timed:
         service.record(size, ms)
     item_ms, base_ms = service.fit()
     wait_ms = round(min(base_ms, LONGEST_WAIT_MS))
-    return Suggestion(full.size, wait_ms, _rounded(full.items_per_s), round(base_ms, 3), round(item_ms, 4))
-
-
-def _knee(timed: Sequence[Timed]) -> Timed:
-    longest_ms = max(LONGEST_RUN_MS, LONGEST_RATIO * min(timed).ms)
-    short = [one for one in timed if one.ms <= longest_ms]
-    best = max(one.items_per_s for one in short)
-    return min(one for one in short if one.items_per_s >= ENOUGH * best)
-
-
-def _rounded(rate: float) -> float:
-    """To three digits: more would claim what a few batches do not show."""
-    return float(f"{rate:.3g}")
+    rate = float(f"{full.items_per_s:.3g}")  # More digits would claim what a few batches do not show.
+    return Suggestion(full.size, wait_ms, rate, round(base_ms, 3), round(item_ms, 4))
 
 
 class ModelFinding(NamedTuple):
@@ -82,11 +74,6 @@ class ModelFinding(NamedTuple):
     ok: bool | None
     said: str
     advice: str = ""
-
-
-def passed(findings: list[ModelFinding]) -> bool:
-    """Whether nothing was found that is wrong."""
-    return all(finding.ok is not False for finding in findings)
 
 
 def holds(name: str, said: str) -> ModelFinding:
@@ -115,7 +102,7 @@ class Report(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        return passed(self.findings)
+        return all(finding.ok is not False for finding in self.findings)
 
 
 def document(report: Report, written: str | None) -> dict[str, Any]:
@@ -137,8 +124,14 @@ def document(report: Report, written: str | None) -> dict[str, Any]:
 def summary(report: Report) -> list[str]:
     """For people, after the findings: times and what they suggest."""
     lines = ["", *plot(report.timed)] if report.timed else []
-    if report.suggestion is not None:
-        lines += ["", *_suggested(report.suggestion)]
+    if (found := report.suggestion) is not None:
+        row = {
+            "max_batch_size": found.max_batch_size,
+            "max_wait_ms": found.max_wait_ms,
+            "rps_per_gpu": found.rps_per_gpu,
+        }
+        time = f"A batch of n takes about {found.base_ms:g} ms + n x {found.item_ms:g} ms."
+        lines += ["", f"{time} Suggested for its row:", *aligned(((k, f"{v:g}") for k, v in row.items()), "  ")]
     return lines
 
 
@@ -158,13 +151,3 @@ def lines_of(finding: ModelFinding) -> list[str]:
     if finding.advice:
         lines += textwrap.wrap(finding.advice, WIDTH, initial_indent=" " * 17, subsequent_indent=" " * 17)
     return lines
-
-
-def _suggested(suggestion: Suggestion) -> list[str]:
-    said = f"A batch of n takes about {suggestion.base_ms:g} ms + n x {suggestion.item_ms:g} ms. Suggested for its row:"
-    values = (
-        ("max_batch_size", f"{suggestion.max_batch_size}"),
-        ("max_wait_ms", f"{suggestion.max_wait_ms}"),
-        ("rps_per_gpu", f"{suggestion.rps_per_gpu:g}"),
-    )
-    return [said, *aligned(values, "  ")]

@@ -1,12 +1,9 @@
 """What holds for the requests of a backend: the time of its model beside cap and deadline, and its limits in one line."""
 
 import math
-from typing import TYPE_CHECKING
 
 from ratelimit.request_limits import ENDPOINT, LANGUAGE_MODEL, SERVERS, RequestLimits
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings
 
 ROOM = 2.0
 """The suggested cap, as a multiple of the measured time: larger batches and longer texts take longer."""
@@ -35,7 +32,7 @@ def advice(ms: float, timeout_ms: float) -> str:
     )
 
 
-def limits_line(backend: str, of_backend: RequestLimits, settings: "Settings") -> str:
+def limits_line(backend: str, of_backend: RequestLimits, settings: Settings) -> str:
     """What holds for a request to this backend, as a list without an end. `of_backend`: the limits before the settings."""
     limits = settings.request_limits(of_backend)
     run = [f"run {_time(settings.gpu_timeout_ms)}"]

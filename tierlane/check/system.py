@@ -4,10 +4,11 @@ Figures are fetched here and judged by pure functions (`judge_*`); each line say
 do.
 """
 
+import asyncio
 import textwrap
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import aiohttp
 import typer
@@ -17,7 +18,7 @@ from ledger.catalog.loader import count_callback_customers, read_cells, read_mod
 from ledger.catalog.quotas import BadCatalogRow
 from ledger.catalog.snapshot import CellRow, Model, Tier
 from ledger.dead_letters import count_letters
-from ledger.postgres import AWAY, Connection, SharedSession, closing, connect, is_behind_pooler, place_of, reason
+from ledger.postgres import AWAY, SharedSession, closing, connect, is_behind_pooler, place_of, reason
 from ledger.revision import current_revision, head_revision, is_behind
 from ratelimit.request_limits import limits_of_workers
 from scheduler.cells.places import cell_urls
@@ -27,17 +28,12 @@ from scheduler.redis_client.connections import MINIMUM_VERSION, bounded, measure
 from scheduler.redis_client.distance import too_far
 from scheduler.redis_client.keys import DEFAULT_CELL, pools_of
 from tierlane.check.model_times import limits_line
-from tierlane.connect import CONNECT_TIMEOUT_S, STATEMENT_TIMEOUT_MS, VerbError, database, run
+from tierlane.connect import CONNECT_TIMEOUT_S, STATEMENT_TIMEOUT_MS, VerbError, database
 from tierlane.operate.cells import redis_at
-from tierlane.operate.gateway_client import GatewayAddress, advised_reasons, gateway_of, is_ready, read_health
+from tierlane.operate.gateway_client import advised_reasons, gateway_of, is_ready, read_health
 from tierlane.operate.pools import Places, observe
 from tierlane.output import print_json, printable
-from tierlane.settings.model import SettingsError
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings, SettingsError
 
 Level = Literal["pass", "warn", "fail"]
 MARKS: dict[Level, str] = {"pass": "\u2713", "warn": "!", "fail": "\u2717"}
@@ -86,15 +82,9 @@ def lines_of(items: Sequence[CheckItem]) -> list[str]:
         lines.append(f"  {MARKS[item.level]} {item.name:<14} {printable(item.said)}")
         for paragraph in item.advice.splitlines():
             lines += textwrap.wrap(printable(paragraph), WIDTH, initial_indent=" " * 19, subsequent_indent=" " * 19)
-    return [*lines, "", status_line(items)]
-
-
-def status_line(items: Sequence[CheckItem]) -> str:
-    """The whole in one line."""
-    failed = sum(item.level == "fail" for item in items)
-    warned = sum(item.level == "warn" for item in items)
+    failed, warned = [sum(item.level == level for item in items) for level in ("fail", "warn")]
     counts = f"{len(items)} checks, {failed} failed, {warned} with a warning"
-    return f"Status check results are {MARKS['pass' if not failed else 'fail']} ({counts})"
+    return [*lines, "", f"Status check results are {MARKS['fail' if failed else 'pass']} ({counts})"]
 
 
 def document(items: Sequence[CheckItem]) -> dict[str, Any]:
@@ -102,74 +92,55 @@ def document(items: Sequence[CheckItem]) -> dict[str, Any]:
     return {"ok": passes(items), "checks": [item._asdict() for item in ordered(items)]}
 
 
+def judged(
+    group: str, name: str, said: str, advice: str, *, holds: bool, otherwise: Literal["warn", "fail"] = "fail"
+) -> CheckItem:
+    """A line that passes if it `holds`; else it has `advice`."""
+    return CheckItem(group, name, "pass", said) if holds else CheckItem(group, name, otherwise, said, advice)
+
+
 def judge_redis(info: Mapping[str, object]) -> list[CheckItem]:
     """The version, the mode, and whether it may throw work away; `info` is what INFO says."""
     text = str(info.get("redis_version", "unknown"))
     version = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
-    new_enough = version >= MINIMUM_VERSION
     policy = str(info.get("maxmemory_policy", "unknown"))
     cluster = str(info.get("cluster_enabled", 0)) != "0"
+    eviction, kept = "It can evict queued work: set it to noeviction.", policy == "noeviction"
+    needed = "Tierlane needs Redis 7.0 or Valkey 7.2."
     return [
-        CheckItem("redis", "version", "pass", text)
-        if new_enough
-        else CheckItem("redis", "version", "fail", text, "Tierlane needs Redis 7.0 or Valkey 7.2."),
+        judged("redis", "version", text, needed, holds=version >= MINIMUM_VERSION),
         CheckItem("redis", "mode", "pass", "a cluster: all keys are in one slot" if cluster else "it holds all keys"),
-        CheckItem("redis", "eviction", "pass", f"maxmemory-policy {policy}")
-        if policy == "noeviction"
-        else CheckItem(
-            "redis", "eviction", "fail", f"maxmemory-policy {policy}", "It can evict queued work: set it to noeviction."
-        ),
+        judged("redis", "eviction", f"maxmemory-policy {policy}", eviction, holds=kept),
     ]
 
 
 def judge_distance(round_trip_s: float) -> CheckItem:
     """Whether the round trip to Redis is within the bound of the limits that follow it."""
     round_trip_ms = 1000 * round_trip_s
-    said = f"round trip {round_trip_ms:.1f} ms"
+    said, advice = (
+        f"round trip {round_trip_ms:.1f} ms",
+        "Each request needs several round trips: run the roles near Redis.",
+    )
     if problem := too_far(round_trip_s):
         return CheckItem("redis", "distance", "fail", said, f"{problem} Run the roles near Redis.")
-    if round_trip_ms >= FAR_MS:
-        return CheckItem(
-            "redis", "distance", "warn", said, "Each request needs several round trips: run the roles near Redis."
-        )
-    return CheckItem("redis", "distance", "pass", said)
+    return judged("redis", "distance", said, advice, holds=round_trip_ms < FAR_MS, otherwise="warn")
 
 
 def judge_clock(group: str, skew_ms: float, round_trip_ms: float) -> CheckItem:
     """How far a server's clock is from this machine's; half of the round trip is what cannot be known."""
     said = f"{skew_ms:+.0f} ms from this machine, within {round_trip_ms / 2:.0f} ms"
-    if abs(skew_ms) - round_trip_ms / 2 <= MOST_SKEW_MS:
-        return CheckItem(group, "clock", "pass", said)
-    return CheckItem(
-        group,
-        "clock",
-        "fail",
-        said,
-        f"Have both follow NTP: more than {MOST_SKEW_MS:.0f} ms makes times of requests wrong.",
-    )
+    advice = f"Have both follow NTP: more than {MOST_SKEW_MS:.0f} ms makes times of requests wrong."
+    return judged(group, "clock", said, advice, holds=abs(skew_ms) - round_trip_ms / 2 <= MOST_SKEW_MS)
 
 
 def judge_migrations(revision: str | None, head: str, *, behind: bool) -> CheckItem:
     """Whether the schema is the one that this installation needs."""
+    name, said = "migrations", f"at {revision}, which is newer than {head}"
     if behind:
-        return CheckItem(
-            "postgresql", "migrations", "fail", f"at {revision or 'none'}, not {head}", "Run `tierlane migrate`."
-        )
+        return CheckItem("postgresql", name, "fail", f"at {revision or 'none'}, not {head}", "Run `tierlane migrate`.")
     if revision != head:
-        return CheckItem(
-            "postgresql",
-            "migrations",
-            "warn",
-            f"at {revision}, which is newer than {head}",
-            "Upgrade this installation.",
-        )
-    return CheckItem("postgresql", "migrations", "pass", f"at {head}")
-
-
-def judge_session(*, pooler: bool) -> CheckItem:
-    """What serves the connections that need their session."""
-    said = "a pooler keeps the session of each connection" if pooler else "connections are to PostgreSQL itself"
-    return CheckItem("postgresql", "sessions", "pass", said)
+        return CheckItem("postgresql", name, "warn", said, "Upgrade this installation.")
+    return CheckItem("postgresql", name, "pass", f"at {head}")
 
 
 def judge_writable(name: str, read_only: str) -> CheckItem:
@@ -194,29 +165,25 @@ def judge_tiers(rows: Sequence[Tier]) -> list[CheckItem]:
 
 def judge_models(rows: Collection[Model]) -> CheckItem:
     """Whether a model is enabled."""
-    enabled = sorted(model.name for model in rows if model.enabled)
-    if enabled:
-        return CheckItem("catalog", "models", "pass", ", ".join(enabled))
-    return CheckItem("catalog", "models", "fail", "none is enabled", "Add one: `tierlane model create NAME`.")
+    enabled = ", ".join(sorted(model.name for model in rows if model.enabled))
+    advice = "Add one: `tierlane model create NAME`."
+    return judged("catalog", "models", enabled or "none is enabled", advice, holds=bool(enabled))
 
 
 def judge_pools(rows: Collection[Model], seen: Mapping[str, Observation]) -> list[CheckItem]:
     """Whether each pool that an enabled model names has a healthy worker."""
-    return [_pool(pool, seen[pool]) for pool in sorted(pools_of(rows)) if pool in seen]
-
-
-def _pool(pool: str, look: Observation) -> CheckItem:
-    name, said = f"pool {pool}", f"{look.healthy_gpus} of {look.total_gpus} workers are healthy"
-    if not look.healthy_gpus:
-        advice = (
-            f"Start a worker with TIERLANE_POOL={pool}, or see the logs of those that there are; `tierlane gpu list`."
-        )
-        return CheckItem("workers", name, "fail", said, advice)
-    cordoned = [worker.id for worker in look.workers if worker.status == "cordoned"]
-    if look.healthy_gpus < look.total_gpus:
-        advice = f"Cordoned: {', '.join(cordoned)}." if cordoned else "`tierlane gpu list` shows which."
-        return CheckItem("workers", name, "warn", said, advice)
-    return CheckItem("workers", name, "pass", said)
+    items = []
+    for pool in sorted(pools_of(rows) & seen.keys()):
+        look = seen[pool]
+        cordoned = ", ".join(worker.id for worker in look.workers if worker.status == "cordoned")
+        advice = f"Cordoned: {cordoned}." if cordoned else "`tierlane gpu list` shows which."
+        if not look.healthy_gpus:
+            advice = f"Start a worker with TIERLANE_POOL={pool}, or see the logs of those that there are; `tierlane gpu list`."
+        said = f"{look.healthy_gpus} of {look.total_gpus} workers are healthy"
+        healthy = look.healthy_gpus > 0 and look.healthy_gpus >= look.total_gpus
+        level: Literal["warn", "fail"] = "warn" if look.healthy_gpus else "fail"
+        items.append(judged("workers", f"pool {pool}", said, advice, holds=healthy, otherwise=level))
+    return items
 
 
 def judge_gateway(document: Mapping[str, object]) -> list[CheckItem]:
@@ -246,14 +213,12 @@ def judge_callbacks(customers: int, *, can_sign: bool) -> list[CheckItem]:
 
 def judge_dead_letters(count: int) -> CheckItem:
     """Whether requests were given up for good."""
-    if not count:
-        return CheckItem("audit", "dead letters", "pass", "none")
-    return CheckItem(
-        "audit", "dead letters", "warn", f"{count:,}", "`tierlane dlq list` shows them; requeue or purge them."
-    )
+    advice = "`tierlane dlq list` shows them; requeue or purge them."
+    said = f"{count:,}" if count else "none"
+    return judged("audit", "dead letters", said, advice, holds=not count, otherwise="warn")
 
 
-def check_system(settings: "Settings", url: str | None, output: str) -> int:
+def check_system(settings: Settings, url: str | None, output: str) -> int:
     """Print what was found; the exit code is 0 where nothing failed."""
 
     async def work() -> int:
@@ -264,10 +229,10 @@ def check_system(settings: "Settings", url: str | None, output: str) -> int:
             typer.echo("\n".join(lines_of(items)))
         return 0 if passes(items) else 1
 
-    return run(work)
+    return asyncio.run(work())
 
 
-async def look(settings: "Settings", url: str | None) -> list[CheckItem]:
+async def look(settings: Settings, url: str | None) -> list[CheckItem]:
     """All lines, in no particular order."""
     items = [CheckItem("settings", "readable", "pass", f"PostgreSQL at {place_of(settings.database_url)}")]
     if not settings.redis_url:
@@ -277,69 +242,59 @@ async def look(settings: "Settings", url: str | None) -> list[CheckItem]:
     items += await _postgresql(settings)
     models: list[Model] = []
     cells: list[CellRow] = []
-    items += await _catalog(settings, models, cells)
+    try:  # The rows, as gateways would read them.
+        async with database(settings, NAME) as connection:
+            found = judge_tiers(await read_tiers(connection))
+            models += (await read_models(connection)).values()
+            cells += await read_cells(connection)
+            found += judge_callbacks(await count_callback_customers(connection), can_sign=bool(settings.callback_key))
+            items += [*found, judge_models(models), judge_dead_letters(await count_letters(connection))]
+    except BadCatalogRow as error:
+        advice = "Correct the row: gateways keep the last good picture."
+        items.append(CheckItem("catalog", "rows", "fail", str(error), advice))
+    except VerbError:
+        items.append(CheckItem("catalog", "rows", "warn", "not seen"))
     if settings.redis_url:
         items += await _cells(settings, models, cell_urls(settings.redis_url, cells))
     return items + await _gateway(settings, url)
 
 
-async def _postgresql(settings: "Settings") -> list[CheckItem]:
+async def _postgresql(settings: Settings) -> list[CheckItem]:
+    advice = "Is it up, and is {} its address?"
     try:
         async with database(settings, NAME) as connection:
             items = [CheckItem("postgresql", "reachable", "pass", await connection.fetchval("SHOW server_version"))]
             pid = await connection.fetchval("SELECT pg_backend_pid()")
-            items.append(judge_session(pooler=is_behind_pooler(connection, pid)))
+            said = "connections are to PostgreSQL itself"
+            if is_behind_pooler(connection, pid):
+                said = "a pooler keeps the session of each connection"
+            items.append(CheckItem("postgresql", "sessions", "pass", said))
             items.append(judge_writable("writable", await connection.fetchval("SHOW transaction_read_only")))
-            items.append(await _clock_of_postgresql(connection))
+            began = time.time()
+            server_s = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
+            ended = time.time()
+            items.append(judge_clock("postgresql", (server_s - (began + ended) / 2) * 1000, (ended - began) * 1000))
         revision = await current_revision(settings.session_url)
     except (VerbError, StartError) as error:
         if isinstance(error.__cause__, SharedSession):
             return [CheckItem("postgresql", "sessions", "fail", f"{reason(error.__cause__)}.")]
         variable = "TIERLANE_DATABASE_DIRECT_URL" if settings.database_direct_url else "TIERLANE_DATABASE_URL"
-        return [CheckItem("postgresql", "reachable", "fail", str(error), f"Is it up, and is {variable} its address?")]
-    if settings.database_direct_url:
-        items.append(await _pooler(settings.statement_url))
+        return [CheckItem("postgresql", "reachable", "fail", str(error), advice.format(variable))]
+    if settings.database_direct_url:  # Then there is a pooler beside it.
+        url = settings.statement_url
+        try:
+            pooled = await connect(
+                url, name=NAME, connect_timeout_s=CONNECT_TIMEOUT_S, statement_timeout_ms=STATEMENT_TIMEOUT_MS
+            )
+            async with closing(pooled):
+                items.append(judge_writable("pooler", await pooled.fetchval("SHOW transaction_read_only")))
+        except AWAY as error:
+            said = f"PostgreSQL through {place_of(url)} cannot be used: {reason(error)}."
+            items.append(CheckItem("postgresql", "pooler", "fail", said, advice.format("TIERLANE_DATABASE_URL")))
     return [*items, judge_migrations(revision, head_revision(), behind=is_behind(revision))]
 
 
-async def _pooler(url: str) -> CheckItem:
-    """The pooler beside the direct URL."""
-    try:
-        connection = await connect(
-            url, name=NAME, connect_timeout_s=CONNECT_TIMEOUT_S, statement_timeout_ms=STATEMENT_TIMEOUT_MS
-        )
-        async with closing(connection):
-            return judge_writable("pooler", await connection.fetchval("SHOW transaction_read_only"))
-    except AWAY as error:
-        said = f"PostgreSQL through {place_of(url)} cannot be used: {reason(error)}."
-        return CheckItem("postgresql", "pooler", "fail", said, "Is it up, and is TIERLANE_DATABASE_URL its address?")
-
-
-async def _clock_of_postgresql(connection: Connection) -> CheckItem:
-    began = time.time()
-    server_s = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
-    ended = time.time()
-    return judge_clock("postgresql", (server_s - (began + ended) / 2) * 1000, (ended - began) * 1000)
-
-
-async def _catalog(settings: "Settings", models: list[Model], cells: list[CellRow]) -> list[CheckItem]:
-    """The rows, as gateways would read them; `models` and `cells` get theirs."""
-    try:
-        async with database(settings, NAME) as connection:
-            items = [*judge_tiers(await read_tiers(connection))]
-            models += (await read_models(connection)).values()
-            cells += await read_cells(connection)
-            items += judge_callbacks(await count_callback_customers(connection), can_sign=bool(settings.callback_key))
-            return [*items, judge_models(models), judge_dead_letters(await count_letters(connection))]
-    except BadCatalogRow as error:
-        return [
-            CheckItem("catalog", "rows", "fail", str(error), "Correct the row: gateways keep the last good picture.")
-        ]
-    except VerbError:
-        return [CheckItem("catalog", "rows", "warn", "not seen")]
-
-
-async def _cells(settings: "Settings", models: list[Model], urls: Mapping[str, str]) -> list[CheckItem]:
+async def _cells(settings: Settings, models: list[Model], urls: Mapping[str, str]) -> list[CheckItem]:
     """The Redis of each cell, and the workers of each pool in all cells."""
     items: list[CheckItem] = []
     seen: dict[str, Observation] = {}
@@ -356,7 +311,7 @@ async def _cells(settings: "Settings", models: list[Model], urls: Mapping[str, s
 
 
 async def _redis(
-    settings: "Settings", url: str, cell: str, models: list[Model], seen: dict[str, Observation]
+    settings: Settings, url: str, cell: str, models: list[Model], seen: dict[str, Observation]
 ) -> list[CheckItem]:
     """One Redis; `seen` gets what is observed of each pool there."""
     try:
@@ -365,7 +320,12 @@ async def _redis(
             async with bounded(PATIENCE_S):
                 info = await client.info()
             items = [CheckItem("redis", "reachable", "pass", "it answers"), distance, *judge_redis(info)]
-            items.append(await _clock_of_redis(client))
+            began = time.time()
+            async with bounded(PATIENCE_S):
+                seconds, micros = await client.time()
+            ended = time.time()
+            skew_s = seconds + micros / 1e6 - (began + ended) / 2
+            items.append(judge_clock("redis", skew_s * 1000, (ended - began) * 1000))
         if any(item.name == "mode" and item.level == "fail" for item in items):
             return items  # No script runs there, so nothing more can be said.
         observed = await observe(settings, Places(sorted(pools_of(models)), {cell: url}), [])
@@ -381,16 +341,7 @@ async def _redis(
     return items
 
 
-async def _clock_of_redis(client: "Redis") -> CheckItem:
-    began = time.time()
-    async with bounded(PATIENCE_S):
-        seconds, micros = await client.time()
-    ended = time.time()
-    skew_s = seconds + micros / 1e6 - (began + ended) / 2
-    return judge_clock("redis", skew_s * 1000, (ended - began) * 1000)
-
-
-async def _gateway(settings: "Settings", url: str | None) -> list[CheckItem]:
+async def _gateway(settings: Settings, url: str | None) -> list[CheckItem]:
     try:
         gateway = gateway_of(settings, url)
     except SettingsError as error:
@@ -398,19 +349,13 @@ async def _gateway(settings: "Settings", url: str | None) -> list[CheckItem]:
     if gateway is None:
         return [CheckItem("gateway", "readyz", "warn", "not checked: no address is known", "Name one with --url.")]
     try:
-        return await _ask(gateway)
+        async with aiohttp.ClientSession() as session:
+            ready = await is_ready(session, gateway)
+            said, advice = (
+                f"{gateway.url} is {'ready' if ready else 'not ready'}",
+                "GET /readyz says what it waits for.",
+            )
+            state = judged("gateway", "readyz", said, advice, holds=ready)
+            return [state, *judge_gateway(await read_health(session, gateway))]
     except VerbError as error:
         return [CheckItem("gateway", "readyz", "fail", str(error), "Is it up, and is this its address?")]
-
-
-async def _ask(gateway: GatewayAddress) -> list[CheckItem]:
-    async with aiohttp.ClientSession() as session:
-        ready = await is_ready(session, gateway)
-        said = [
-            CheckItem("gateway", "readyz", "pass", f"{gateway.url} is ready")
-            if ready
-            else CheckItem(
-                "gateway", "readyz", "fail", f"{gateway.url} is not ready", "GET /readyz says what it waits for."
-            )
-        ]
-        return said + judge_gateway(await read_health(session, gateway))

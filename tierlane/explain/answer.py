@@ -4,14 +4,16 @@ A server that is unavailable is reported, not fatal. A customer is built from it
 reading the hundred thousand others.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from time import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
 import typer
+from redis.asyncio import Redis
 
 from ledger.audit.queries import RequestRow, find_gpu_share, find_request
 from ledger.catalog.loader import (
@@ -25,7 +27,7 @@ from ledger.catalog.loader import (
     tiers_from,
 )
 from ledger.catalog.quotas import BadCatalogRow
-from ledger.catalog.snapshot import CellRow, Customer, Key, Model, Tier
+from ledger.catalog.snapshot import CellRow, Model, Tier
 from ledger.postgres import Connection
 from ratelimit.limits import LIMIT_COLUMNS, RemainingLimits, effective
 from scheduler.cells.places import cell_urls, cells_of
@@ -38,17 +40,12 @@ from scheduler.redis_client.connections import command_client, server_url, tag_a
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys
 from scheduler.request_id import created_ms
 from scheduler.states import State
-from tierlane.connect import VerbError, database, run
+from tierlane.connect import VerbError, database
 from tierlane.explain.customer import CustomerExplanation, CustomerRecord, Pool, explain_customer, factor_of
 from tierlane.explain.request import RequestExplanation, explain_request
 from tierlane.explain.text import as_json, customer_lines, request_lines
 from tierlane.output import printable
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
-    from tierlane.settings.model import Settings
-
+from tierlane.settings.model import Settings
 
 # Where a customer has the id of another one as its name, the id applies.
 _CUSTOMER_ID = "SELECT id::text FROM customers WHERE name = $1 OR id::text = $1 ORDER BY id::text = $1 DESC LIMIT 1"
@@ -78,28 +75,19 @@ class Rows(NamedTuple):
 async def read_rows(connection: Connection, name: str) -> Rows:
     """Everything about a customer, by name or id. Raises BadCatalogRow, and what asyncpg raises."""
     async with in_snapshot(connection):
-        found, known_models = await connection.fetch(catalog_statement("catalog_tiers")), await _models(connection)
+        tier_rows = await connection.fetch(catalog_statement("catalog_tiers"))
+        model_rows = await connection.fetch(catalog_statement("catalog_models"))
         with readable():
-            tiers = tiers_from(found)
+            models, tiers = tuple(models_from(model_rows).values()), tiers_from(tier_rows)
         customer_id = await connection.fetchval(_CUSTOMER_ID, name)
         row = await _customer_row(connection, SnapshotBuild(tiers), customer_id) if customer_id else None
         cells = await read_cells(connection)
-    share = await _gpu_share(connection, row.customer) if row else None
-    return Rows(tiers, known_models, row, share, cells)
-
-
-async def _gpu_share(connection: Connection, customer: Customer) -> float | None:
-    try:
-        found = await find_gpu_share(connection, customer.id, SHARE_S, tier=customer.tier)
-    except asyncpg.QueryCanceledError:
-        return None
-    return found.gpu_ms / found.total_gpu_ms if found.total_gpu_ms else None
-
-
-async def _models(connection: Connection) -> tuple[Model, ...]:
-    rows = await connection.fetch(catalog_statement("catalog_models"))
-    with readable():
-        return tuple(models_from(rows).values())
+    share: float | None = None
+    if row is not None:
+        with suppress(asyncpg.QueryCanceledError):
+            found = await find_gpu_share(connection, row.customer.id, SHARE_S, tier=row.customer.tier)
+            share = found.gpu_ms / found.total_gpu_ms if found.total_gpu_ms else None
+    return Rows(tiers, models, row, share, cells)
 
 
 async def _customer_row(connection: Connection, build: SnapshotBuild, customer_id: str) -> CustomerRecord:
@@ -107,16 +95,16 @@ async def _customer_row(connection: Connection, build: SnapshotBuild, customer_i
     (row,) = await connection.fetch(catalog_statement("catalog_customers_of"), [customer_id])
     build.add_customers([row])
     await feed(connection, build.add_keys, "catalog_keys_of", [], [customer_id])
-    state = build.finish(0, {})
+    state, now = build.finish(0, {}), time()
     return CustomerRecord(
         customer=state.customers[customer_id],
         own=frozenset(column.name for column in LIMIT_COLUMNS if row[column.name] is not None),
-        keys=tuple(key.identity for key in state.keys.values() if _has_own_limit(key)),
+        keys=tuple(
+            key.identity
+            for key in state.keys.values()
+            if key.identity.key_rate > 0 and not key.revoked and key.expires_at > now
+        ),
     )
-
-
-def _has_own_limit(key: Key) -> bool:
-    return key.identity.key_rate > 0 and not key.revoked and key.expires_at > time()
 
 
 class RedisState(NamedTuple):
@@ -128,7 +116,7 @@ class RedisState(NamedTuple):
     queues: list[CustomerQueue] | None = None
 
 
-def explain_name(settings: "Settings", name: str, refusals: int, form: str) -> int:
+def explain_name(settings: Settings, name: str, refusals: int, form: str) -> int:
     """Print a customer or a request; returns the exit code. Raises VerbError where nothing could be read."""
 
     async def work() -> int:
@@ -145,7 +133,7 @@ def explain_name(settings: "Settings", name: str, refusals: int, form: str) -> i
             typer.echo("\n".join(map(printable, lines)), err=not known)
         return 0 if known else 1
 
-    return run(work)
+    return asyncio.run(work())
 
 
 def is_request_id(text: str) -> bool:
@@ -156,7 +144,7 @@ def is_request_id(text: str) -> bool:
         return False
 
 
-async def _customer(settings: "Settings", name: str, refusals: int) -> CustomerExplanation:
+async def _customer(settings: Settings, name: str, refusals: int) -> CustomerExplanation:
     rows, state, not_read = Rows(), RedisState(), list[str]()
     try:
         async with database(settings, NAME) as connection:
@@ -169,7 +157,7 @@ async def _customer(settings: "Settings", name: str, refusals: int) -> CustomerE
     try:
         homes = rows.homes() or (DEFAULT_CELL,)
         async with _redis(settings, rows.cells, homes[0]) as client:
-            state = await _read_redis(client, Keys(settings.pool, tag_at(client)), name, rows, refusals)
+            state = await _read_redis(settings, client, name, rows, refusals)
     except RedisUnavailable as error:
         not_read.append(_without(error, "factors, what is left, and rejections"))
     if len(not_read) == 2:
@@ -204,29 +192,22 @@ def _without(error: TierlaneError, what: str) -> str:
     return f"{str(error).rstrip('.')}, so {what} could not be read."
 
 
-async def _read_redis(client: "Redis", keys: "Keys", name: str, rows: Rows, refusals: int) -> RedisState:
-    observation = await Presence(client, keys).observe([tier.name for tier in rows.tiers])
-    left = await _left(LimitState(client, keys), rows.row, observation) if rows.row else None
-    customer_id = rows.row.customer.id if rows.row else _as_customer_id(name)
+async def _read_redis(settings: Settings, client: Redis, name: str, rows: Rows, refusals: int) -> RedisState:
+    keys, row = Keys(settings.pool, tag_at(client)), rows.row
+    presence = Presence(client, keys, gone_ms=settings.gone_ms)
+    observation = await presence.observe([tier.name for tier in rows.tiers])
+    customer_id, left, queues = None, None, None
+    if row is not None:
+        customer, customer_id = row.customer, row.customer.id
+        # The call contains the limits in force, because Redis does not store limits.
+        now = effective(row.as_identity(), factor_of(customer.tier, observation))
+        left = await LimitState(client, keys).read(customer_id, now)
+        queues = await WaitingView(client, keys).customer(customer.tier, customer_id, customer.weight)
+    else:
+        with suppress(ValueError):  # An id finds rejections without PostgreSQL.
+            customer_id = str(UUID(name))
     known = await recent_rejections(client, keys, customer_id, refusals) if customer_id else None
-    customer = rows.row.customer if rows.row else None
-    waiting = WaitingView(client, keys)
-    queues = await waiting.customer(customer.tier, customer.id, customer.weight) if customer else None
     return RedisState(observation, left, known, queues)
-
-
-async def _left(state: LimitState, row: CustomerRecord, observation: Observation) -> RemainingLimits:
-    """What is left of the limits in force. The call contains them, because Redis does not store limits."""
-    now = effective(row.as_identity(), factor_of(row.customer.tier, observation))
-    return await state.read(row.customer.id, now)
-
-
-def _as_customer_id(name: str) -> str | None:
-    """The argument if it is an id: rejections are then found without PostgreSQL."""
-    try:
-        return str(UUID(name))
-    except ValueError:
-        return None
 
 
 class RequestState(NamedTuple):
@@ -237,7 +218,7 @@ class RequestState(NamedTuple):
     place: QueuePlace | None = None
 
 
-async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
+async def _request(settings: Settings, request_id: str) -> RequestExplanation:
     row: RequestRow | None = None
     cells: tuple[CellRow, ...] = ()
     state = RequestState()
@@ -254,8 +235,14 @@ async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
     for cell in urls:
         try:
             async with _redis(settings, cells, cell) as client:
-                keys = Keys(settings.pool, tag_at(client))
-                state = await _read_request(client, keys, request_id, refused=row is None)
+                keys, place, refusal = Keys(settings.pool, tag_at(client)), None, None
+                detail = await Results(client, keys).request_detail(request_id)
+                if detail is None and row is None:
+                    refusal = await find_rejection(client, keys, request_id)
+                elif detail is not None and detail.state == State.QUEUED:
+                    waiting = WaitingView(client, keys)
+                    place = await waiting.request(detail.queue, detail.customer_id, request_id)
+                state = RequestState(detail, refusal, place)
         except RedisUnavailable as error:
             named = RedisUnavailable(f"Cell {cell}: {error}") if len(urls) > 1 else error
             faults.append(_without(named, "running requests and rejections"))
@@ -268,18 +255,8 @@ async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
     return explain_request(request_id, row, state.detail, state.refusal, not_read, place=state.place)
 
 
-async def _read_request(client: "Redis", keys: Keys, request_id: str, *, refused: bool) -> RequestState:
-    """A request in one cell; `refused`: look for its rejection too."""
-    place: QueuePlace | None = None
-    detail = await Results(client, keys).request_detail(request_id)
-    if detail is not None and detail.state == State.QUEUED:
-        place = await WaitingView(client, keys).request(detail.queue, detail.customer_id, request_id)
-    refusal = await find_rejection(client, keys, request_id) if refused and detail is None else None
-    return RequestState(detail, refusal, place)
-
-
 @asynccontextmanager
-async def _redis(settings: "Settings", cells: Sequence[CellRow], cell: str) -> AsyncIterator["Redis"]:
+async def _redis(settings: Settings, cells: Sequence[CellRow], cell: str) -> AsyncIterator[Redis]:
     """A client of the Redis of a cell. Raises RedisUnavailable where none is set."""
     if not settings.redis_url:
         raise RedisUnavailable("TIERLANE_REDIS_URL is not set.")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ledger.catalog.snapshot import Customer, Identity, Model, Tier
-from ratelimit.limit_figures import LimitFigures, limit_figures
+from ratelimit.limit_figures import limit_figures
 from ratelimit.limits import NO_BUCKET, RemainingLimits, effective
 from scheduler.protocol.limits import RejectionRecord
 from scheduler.protocol.pool_view import CustomerQueue, Observation
@@ -102,7 +102,11 @@ def explain_customer(
     """Combine what is known; `name` is the argument, `not_read` what is missing and why. The pool is that of its first cell."""
     customer = row.customer if row else None
     seen = pool.observation
-    gateways = gateways_of(customer.tier if customer else _lowest_tier(pool), seen) if seen else []
+    gateways: list[GatewayPart] = []
+    if seen is not None:
+        # Where the customer's tier is not known, the lowest one is shown: the first to be reduced.
+        named = [name for gateway in seen.gateways for name in gateway.tiers]
+        gateways = gateways_of(customer.tier if customer else named[-1] if named else "", seen)
     parts = tier_parts(pool.tiers, seen, gateways[0]) if seen and gateways else []
     capacity = capacity_of(seen, pool.models, pool.name, gateways[0]) if seen and gateways else None
     factor = gateways[0].factor if gateways and customer else None
@@ -137,12 +141,6 @@ def past(refusal: RejectionRecord) -> PastRefusal:
     return PastRefusal(refusal.id, refusal.at_ms, refusal.code, limit_words(refusal), refusal.factor, refusal.more)
 
 
-def _lowest_tier(pool: Pool) -> str:
-    """The tier to show where the customer's is not known: the first to be reduced."""
-    names = [name for gateway in (pool.observation.gateways if pool.observation else ()) for name in gateway.tiers]
-    return names[-1] if names else ""
-
-
 def _reasons(
     customer: Customer | None,
     pool: Pool,
@@ -167,23 +165,16 @@ def _reasons(
 def _lines(row: CustomerRecord, factor: float | None, left: RemainingLimits | None) -> list[LimitLine]:
     """Every limit. Without a factor the effective values of reduced limits are not known."""
     identity = row.as_identity()
-    now = None if factor is None else effective(identity, factor)
-    lines = [_line(each, row) for each in limit_figures(effective(identity), now, left)]
-    return [*lines, *[each for key in row.keys for each in _of_key(key, factor)]]
-
-
-def _line(limit: LimitFigures, row: CustomerRecord) -> LimitLine:
-    owner, now = "quotas", limit.effective
-    if limit.column is not None:
-        owner = "own" if limit.name in row.own else f"tier {row.customer.tier}"
-        now = None if now is None else round(now, 4)
-    return LimitLine(limit.name, limit.base, owner, now, limit.left, limit.reset_ms)
-
-
-def _of_key(key: Identity, factor: float | None) -> list[LimitLine]:
-    whole, part = effective(key).key or NO_BUCKET, effective(key, factor or 0.0).key or NO_BUCKET
-    rate, burst = (None, None) if factor is None else (round(part.rate, 4), round(part.size, 4))
-    return [
-        LimitLine(f"key {key.key_id} requests_per_second", whole.rate, "key", rate),
-        LimitLine(f"key {key.key_id} burst", whole.size, "key", burst),
-    ]
+    lines: list[LimitLine] = []
+    for each in limit_figures(effective(identity), None if factor is None else effective(identity, factor), left):
+        owner, now = "quotas", each.effective
+        if each.column is not None:
+            owner = "own" if each.name in row.own else f"tier {row.customer.tier}"
+            now = None if now is None else round(now, 4)
+        lines.append(LimitLine(each.name, each.base, owner, now, each.left, each.reset_ms))
+    for key in row.keys:
+        whole, part = effective(key).key or NO_BUCKET, effective(key, factor or 0.0).key or NO_BUCKET
+        rate, burst = (None, None) if factor is None else (round(part.rate, 4), round(part.size, 4))
+        lines.append(LimitLine(f"key {key.key_id} requests_per_second", whole.rate, "key", rate))
+        lines.append(LimitLine(f"key {key.key_id} burst", whole.size, "key", burst))
+    return lines

@@ -68,8 +68,11 @@ def gateways_of(tier: str, observation: Observation) -> list[GatewayPart]:
 def tier_parts(tiers: Sequence[Tier], observation: Observation, gateway: GatewayPart) -> list[TierPart]:
     """Every tier by priority, as `gateway` allocates. Without rows the order is the gateways', and shares are 0."""
     stats = next((each.tiers for each in observation.gateways if each.gateway_id == gateway.id), {})
-    demand = _demand(observation)
-    known = tiers or [_nameless(name, i) for i, name in enumerate(stats, start=1)]
+    demand: dict[str, float] = {}
+    for each in observation.gateways:
+        for name, figures in each.tiers.items():
+            demand[name] = demand.get(name, 0.0) + figures.demand_rps
+    known = tiers or [Tier(name, i, 0.0, values(), 0, 0, None, None) for i, name in enumerate(stats, start=1)]
     return [
         TierPart(
             name=tier.name,
@@ -110,16 +113,38 @@ def why(tier: str, parts: Sequence[TierPart], capacity: PoolCapacity) -> str:
     """One sentence: the tier's factor, the capacity, the tiers served first, the tier's demand and what it gets."""
     part = next(part for part in parts if part.name == tier)
     gpus = f"{capacity.healthy_gpus} of {count(capacity.total_gpus, 'GPU')} {_are(capacity.healthy_gpus)} healthy"
-    state = f"{tier} has {_of_base(part.factor)}: {gpus}, capacity {rate(capacity.capacity_rps)}"
+    limits = "its full base limits" if part.factor >= 1 else f"{percent(part.factor)} of its base limits"
+    state = f"{tier} has {limits}: {gpus}, capacity {rate(capacity.capacity_rps)}"
     if capacity.healthy_gpus == 0:
         return f"{state} as last measured; until a GPU is back, requests are rejected with no_capacity."
     if part.factor >= 1:
         total = sum(each.demand_rps for each in parts)
         return f"{state}; the demand of all tiers is {rate(total)}."
-    before = _before(part, parts)
+    # Higher tiers are served before the last of this tier's demand, and of lower ones what is guaranteed.
+    higher = [
+        f"{each.name} {rate(min(each.allocated_rps, each.demand_rps))}"
+        for each in parts
+        if each.priority < part.priority and min(each.allocated_rps, each.demand_rps) >= _SEEN
+    ]
+    lower = [
+        f"{rate(kept)} guaranteed to {each.name}"
+        for each in parts
+        if each.priority > part.priority and (kept := min(each.guaranteed_rps, each.demand_rps)) >= _SEEN
+    ]
+    before = higher + lower
     first = f"; {listed(before)} {'is' if len(before) == 1 else 'are'} served first" if before else ""
-    demand = f"; the demand of {tier} is {rate(part.demand_rps)}, and it gets {rate(part.allocated_rps)}{_share(part)}"
-    return f"{state}{first}{demand}{_recovering(part)}."
+    share = ""
+    if part.guaranteed_rps > 0 and abs(part.allocated_rps - part.guaranteed_rps) <= _ALIKE * part.guaranteed_rps:
+        share = " (its guaranteed share)"
+    elif 0 < part.guaranteed_rps < part.allocated_rps:
+        share = f" ({rate(part.guaranteed_rps)} of it guaranteed)"
+    demand = f"; the demand of {tier} is {rate(part.demand_rps)}, and it gets {rate(part.allocated_rps)}{share}"
+    # Limits tighten at once and relax slowly, so the factor may be below what the present figures give.
+    deserved = min(1.0, part.allocated_rps / part.demand_rps) if part.demand_rps >= _SEEN else 1.0
+    rising = ""
+    if part.factor < deserved - _SLACK:
+        rising = f"; its limits are rising to {percent(deserved)}, slowly, so that they do not oscillate"
+    return f"{state}{first}{demand}{rising}."
 
 
 def capacity_words(capacity: PoolCapacity) -> str:
@@ -132,26 +157,24 @@ def capacity_words(capacity: PoolCapacity) -> str:
     if capacity.evidence == CapacityEvidence.FIXED:
         return f"{figure} is fixed: {sold}{number(capacity.prior_rps or 0)}/s for each of {gpus} (rps_per_gpu_fixed)."
     if capacity.slots and capacity.evidence != CapacityEvidence.PRIOR:
-        return _slot_words(capacity, gpus)
+        source = f" ({capacity.slots_source})" if capacity.slots_source else ""
+        room = ", so no request is rejected for it" if capacity.running < ROOM * capacity.slots else ""
+        running = f"{count(capacity.running, 'request')} {_are(capacity.running)} running{room}"
+        slots = f"{count(capacity.slots, 'slot')}{source} of {gpus}"
+        return f"{figure} is {slots} divided by the mean time of a request; {running}."
     if capacity.evidence == CapacityEvidence.PRIOR:
         return f"{figure} is a guess (rps_per_gpu): no batch was measured yet, so no request is rejected for it."
     if capacity.evidence == CapacityEvidence.PROBING:
         seen = f"batches of {percent(capacity.confidence)} of the full size on {gpus}"
         return f"{figure} is {sold}an estimate from {seen}; it rises while requests are rejected and none wait."
-    measured = f", measured at {_range(capacity.rates)}" if capacity.rates else ""
-    served = ""
+    measured = served = ""
+    if capacity.rates:
+        low, high = capacity.rates[0], capacity.rates[-1]
+        alike = high - low <= _ALIKE * high
+        measured = f", measured at {rate(low)} {'each' if alike else f'to {rate(high)}'}"
     if capacity.correction < 1:
         served = f" Only {percent(capacity.correction)} of that was served under backlog, so that is the capacity."
     return f"{figure} is {sold}what {gpus} can do with full batches{measured}.{served}"
-
-
-def _slot_words(capacity: PoolCapacity, gpus: str) -> str:
-    """The evidence with slots."""
-    known = f" ({capacity.slots_source})" if capacity.slots_source else ""
-    slots = f"{count(capacity.slots, 'slot')}{known} of {gpus}"
-    room = ", so no request is rejected for it" if capacity.running < ROOM * capacity.slots else ""
-    figure = f"Capacity {rate(capacity.capacity_rps)} is {slots} divided by the mean time of a request"
-    return f"{figure}; {count(capacity.running, 'request')} {_are(capacity.running)} running{room}."
 
 
 def apart(tier: str, gateways: Sequence[GatewayPart]) -> str | None:
@@ -162,57 +185,5 @@ def apart(tier: str, gateways: Sequence[GatewayPart]) -> str | None:
     return f"Gateways differ: {tier} has {low} to {high}; the lowest is shown here."
 
 
-def _demand(observation: Observation) -> dict[str, float]:
-    demand: dict[str, float] = {}
-    for gateway in observation.gateways:
-        for name, stats in gateway.tiers.items():
-            demand[name] = demand.get(name, 0.0) + stats.demand_rps
-    return demand
-
-
-def _nameless(name: str, priority: int) -> Tier:
-    return Tier(name, priority, 0.0, values(), 0, 0, None, None)
-
-
-def _of_base(factor: float) -> str:
-    return "its full base limits" if factor >= 1 else f"{percent(factor)} of its base limits"
-
-
 def _are(how_many: int) -> str:
     return "is" if how_many == 1 else "are"
-
-
-def _before(part: TierPart, parts: Sequence[TierPart]) -> list[str]:
-    """The tiers served before the last of this tier's demand: higher ones whole, lower ones as far as guaranteed."""
-    higher = [
-        f"{each.name} {rate(min(each.allocated_rps, each.demand_rps))}"
-        for each in parts
-        if each.priority < part.priority and min(each.allocated_rps, each.demand_rps) >= _SEEN
-    ]
-    lower = [
-        f"{rate(kept)} guaranteed to {each.name}"
-        for each in parts
-        if each.priority > part.priority and (kept := min(each.guaranteed_rps, each.demand_rps)) >= _SEEN
-    ]
-    return higher + lower
-
-
-def _recovering(part: TierPart) -> str:
-    """Limits tighten at once and relax slowly, so the factor may be below what the present figures give."""
-    deserved = min(1.0, part.allocated_rps / part.demand_rps) if part.demand_rps >= _SEEN else 1.0
-    if part.factor >= deserved - _SLACK:
-        return ""
-    return f"; its limits are rising to {percent(deserved)}, slowly, so that they do not oscillate"
-
-
-def _share(part: TierPart) -> str:
-    if part.guaranteed_rps <= 0:
-        return ""
-    if abs(part.allocated_rps - part.guaranteed_rps) <= _ALIKE * part.guaranteed_rps:
-        return " (its guaranteed share)"
-    return f" ({rate(part.guaranteed_rps)} of it guaranteed)" if part.allocated_rps > part.guaranteed_rps else ""
-
-
-def _range(rates: Sequence[float]) -> str:
-    low, high = rates[0], rates[-1]
-    return f"{rate(low)} each" if high - low <= _ALIKE * high else f"{rate(low)} to {rate(high)}"

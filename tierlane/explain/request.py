@@ -20,7 +20,8 @@ from tierlane.explain.figures import count, moment, number, percent, span
 _Words = Callable[[RejectionRecord], str]
 
 _LIMITS: dict[str, _Words] = {
-    **{outcome: lambda r: f"{_owner(r)}{_then(r)}" for outcome in REDUCED_OUTCOMES},
+    **dict.fromkeys(REDUCED_OUTCOMES, lambda r: f"the customer's limit over all its keys{_then(r)}"),
+    Admission.KEY_LIMIT: lambda r: f"the limit of key {r.key_id}{_then(r)}",
     Admission.CONCURRENCY: lambda r: (
         f"the customer's concurrency: {r.in_use} of {count(r.max_concurrency, 'request')} under way"
     ),
@@ -70,6 +71,9 @@ _ADVICE: dict[str, str] = {
     ErrorCode.DRAINING: "Retry: another gateway accepts it.",
 }
 
+_ALWAYS = ("customer_id", "key_id", "tier", "code", "outcome", "factor", "remaining", "depth", "retry_after_ms")
+"""The figures of a rejection that are shown even if they are 0; others are limits, which may not apply."""
+
 _LOOKED = (
     f"No row of the audit, no request in Redis and no rejection of the last {span(KEEP_MS)} has this id.",
     (
@@ -82,12 +86,6 @@ _LOOKED = (
     ),
 )
 """Where a request that is not known was searched, and what to do."""
-
-
-def _owner(refusal: RejectionRecord) -> str:
-    if refusal.outcome == Admission.KEY_LIMIT:
-        return f"the limit of key {refusal.key_id}"
-    return "the customer's limit over all its keys"
 
 
 def _then(refusal: RejectionRecord) -> str:
@@ -120,13 +118,6 @@ def advice(refusal: RejectionRecord) -> str:
     if refusal.retry_after_ms > 0:
         return f"{said} The response said to retry after {span(refusal.retry_after_ms)}."
     return said
-
-
-def more_words(refusal: RejectionRecord) -> str | None:
-    """The number of further rejections like it, or None."""
-    if not refusal.more:
-        return None
-    return f"{count(refusal.more, 'more request')} of the customer rejected for the same reason within a quarter of a second."
 
 
 def meaning(code: str) -> str:
@@ -166,33 +157,28 @@ def explain_request(
             known |= {"queue": detail.queue} | msgspec.structs.asdict(place)
         return _accepted(request_id, from_redis(detail), known, not_read, place)
     if refusal is not None:
-        return _refused(refusal, not_read)
+        at, factor = (
+            moment(refusal.at_ms),
+            f"The limits of tier {refusal.tier} were at {percent(refusal.factor)} of their base.",
+        )
+        alike = "rejected for the same reason within a quarter of a second"
+        words = [
+            f"Rejected with {refusal.code} at {at} UTC by {limit_words(refusal)}.",
+            lowered_words(refusal) or factor,
+            f"{count(refusal.more, 'more request')} of the customer {alike}." if refusal.more else None,
+            f"What to do: {advice(refusal)}",
+        ]
+        noted = msgspec.structs.asdict(refusal)
+        facts = {name: value for name, value in noted.items() if name != "id" and (name in _ALWAYS or value)}
+        return RequestExplanation(
+            request_id=refusal.id,
+            found="refused",
+            said=[each for each in words if each],
+            facts={"at_ms": refusal.at_ms} | facts,
+            not_read=not_read,
+        )
     said = ["This request is not known.", *_LOOKED] if not not_read else ["It was not found in what could be read."]
     return RequestExplanation(request_id=request_id, found="unknown", said=said, not_read=not_read)
-
-
-def _refused(refusal: RejectionRecord, not_read: list[str]) -> RequestExplanation:
-    first = f"Rejected with {refusal.code} at {moment(refusal.at_ms)} UTC by {limit_words(refusal)}."
-    factor = (
-        lowered_words(refusal) or f"The limits of tier {refusal.tier} were at {percent(refusal.factor)} of their base."
-    )
-    said = [first, factor, more_words(refusal), f"What to do: {advice(refusal)}"]
-    return RequestExplanation(
-        request_id=refusal.id,
-        found="refused",
-        said=[words for words in said if words],
-        facts=_figures(refusal),
-        not_read=not_read,
-    )
-
-
-def _figures(refusal: RejectionRecord) -> dict[str, Any]:
-    """The record of its gateway, without the limits that do not apply."""
-    noted = msgspec.structs.asdict(refusal)
-    always = ("customer_id", "key_id", "tier", "code", "outcome", "factor", "remaining", "depth", "retry_after_ms")
-    return {"at_ms": refusal.at_ms} | {
-        name: value for name, value in noted.items() if name != "id" and (name in always or value)
-    }
 
 
 def _accepted(

@@ -6,7 +6,7 @@ All verbs reach the servers of cells here: with the user and password of TIERLAN
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from redis.asyncio import Redis
 
@@ -24,13 +24,11 @@ from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import check_server, command_client, diagnosed, server_url, tag_at
 from scheduler.redis_client.keys import Keys, pools_of
 from tierlane.admin.change_result import ChangeResult
-from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.options import VerbCall
 from tierlane.admin.runner import APPLICATION, actor_of, apply
 from tierlane.connect import UsageError, VerbError, database
-from tierlane.output import Column, counted, print_rows
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.output import Column, counted, named, print_rows
+from tierlane.settings.model import Settings
 
 TIMEOUT_S = 2.0  # Longer than for requests: a person waits.
 KNOWN_AFTER_S = 2.0
@@ -38,13 +36,7 @@ KNOWN_AFTER_S = 2.0
 
 NO_URL = "TIERLANE_REDIS_URL is not set, so the running system cannot be read."
 COLUMNS = (
-    Column("name", "NAME"),
-    Column("state", "STATE"),
-    Column("weight", "WEIGHT"),
-    Column("server", "SERVER"),
-    Column("customers", "CUSTOMERS"),
-    Column("waiting", "WAITING"),
-    Column("running", "RUNNING"),
+    *named("name", "state", "weight", "server", "customers", "waiting", "running"),
     Column("healthy_gpus", "GPUS"),
     Column("problem", "PROBLEM"),
 )
@@ -67,7 +59,7 @@ async def redis_at(url: str) -> AsyncIterator[Redis]:
         await client.aclose()
 
 
-async def urls_of_cells(connection: Connection, settings: "Settings", only: str | None = None) -> dict[str, str]:
+async def urls_of_cells(connection: Connection, settings: Settings, only: str | None = None) -> dict[str, str]:
     """The URLs of all cells that are not closed, or of the cell `only`. Raises UsageError for an unknown one, and VerbError."""
     if not settings.redis_url:
         raise VerbError(NO_URL)
@@ -97,17 +89,21 @@ class Layout(NamedTuple):
     pools: Collection[str]
 
 
-async def _layout(connection: Connection, settings: "Settings") -> Layout:
-    cells = {row["name"]: row for row in await list_cells(connection)}
-    tiers = [tier["name"] for tier in await list_tiers(connection)]
+async def pools_to_read(connection: Connection, settings: Settings) -> set[str]:
+    """The own pool and those of enabled models. Raises VerbError."""
     try:
-        named = pools_of((await read_models(connection)).values())
+        return pools_of((await read_models(connection)).values()) | {settings.pool}
     except BadCatalogRow as error:
         raise VerbError(f"The models cannot be read: {error}") from error
-    return Layout(cells, tiers, named | {settings.pool})
 
 
-async def _contents(settings: "Settings", layout: Layout, name: str) -> CellContents:
+async def _layout(connection: Connection, settings: Settings) -> Layout:
+    cells = {row["name"]: row for row in await list_cells(connection)}
+    tiers = [tier["name"] for tier in await list_tiers(connection)]
+    return Layout(cells, tiers, await pools_to_read(connection, settings))
+
+
+async def _contents(settings: Settings, layout: Layout, name: str) -> CellContents:
     """Read a cell. Raises VerbError if it does not respond."""
     urls = cell_urls(settings.redis_url, [as_cell(row) for row in layout.cells.values()])
     if not settings.redis_url or name not in urls:
@@ -123,20 +119,16 @@ async def _contents(settings: "Settings", layout: Layout, name: str) -> CellCont
     return CellContents(total, gpus)
 
 
-def show_cells() -> Work:
+async def show_cells(call: VerbCall) -> int:
     """Print all cells with what waits and runs there."""
-
-    async def work(call: VerbCall) -> int:
-        async with database(call.settings, APPLICATION) as connection:
-            layout = await _layout(connection, call.settings)
-        rows = await asyncio.gather(*(_row(call.settings, layout, row) for row in layout.cells.values()))
-        print_rows(call.output, COLUMNS, rows, "cells")
-        return 0
-
-    return work
+    async with database(call.settings, APPLICATION) as connection:
+        layout = await _layout(connection, call.settings)
+    rows = await asyncio.gather(*(_row(call.settings, layout, row) for row in layout.cells.values()))
+    print_rows(call.output, COLUMNS, rows, "cells")
+    return 0
 
 
-async def _row(settings: "Settings", layout: Layout, cell: Row) -> Row:
+async def _row(settings: Settings, layout: Layout, cell: Row) -> Row:
     url = cell["redis_url"] or settings.redis_url
     row = cell | {"server": without_credentials(url) or None, "problem": None}
     row |= dict.fromkeys(("waiting", "running", "healthy_gpus"))
@@ -158,57 +150,43 @@ def without_credentials(url: str) -> str:
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
-def open_(name: str, values: Row, *, force: bool) -> Work:
+async def open_(call: VerbCall, name: str, values: Row, *, force: bool) -> int:
     """Add a cell, or open it again. Unless `force`, its server must be usable."""
 
     async def change(connection: Connection) -> ChangeResult:
         return ChangeResult([await open_cell(connection, name, values)])
 
-    async def work(call: VerbCall) -> int:
-        async with (
-            database(call.settings, APPLICATION) as connection,
-            changing(connection, actor_of(call), dry_run=True),
-        ):
-            new = (await open_cell(connection, name, values)).new or {}
-        if not force:
-            await _check_server(call.settings, new)
-        return await apply(call, change)
-
-    return work
-
-
-async def _check_server(settings: "Settings", row: Row) -> None:
-    """Raises VerbError if the server of a cell cannot be used."""
+    async with (
+        database(call.settings, APPLICATION) as connection,
+        changing(connection, actor_of(call), dry_run=True),
+    ):
+        new = (await open_cell(connection, name, values)).new or {}
     nevertheless = "--force opens the cell nevertheless."
-    if not settings.redis_url:
+    if not force and not call.settings.redis_url:
         raise VerbError(f"TIERLANE_REDIS_URL is not set, so the server cannot be checked. Set it; {nevertheless}")
-    try:
-        async with redis_at(cell_urls(settings.redis_url, [as_cell(row)])[row["name"]]) as client:
-            await check_server(client)
-    except (StartError, VerbError) as error:
-        raise VerbError(f"The server of cell {row['name']} cannot be used: {error} {nevertheless}") from error
-
-
-def drain(name: str) -> Work:
-    """Give a cell no new requests, and say what remains there."""
-
-    async def work(call: VerbCall) -> int:
-        async with database(call.settings, APPLICATION) as connection:
-            layout = await _layout(connection, call.settings)
+    if not force:
         try:
-            found = (
-                await _contents(call.settings, layout, name) if name in layout.cells else CellContents(Remaining(), 0)
-            )
-            effect = f"It has {contents(found.remaining)}, which end there."
-        except VerbError:
-            effect = "It does not respond: what waits there is unknown."
+            async with redis_at(cell_urls(call.settings.redis_url, [as_cell(new)])[new["name"]]) as client:
+                await check_server(client)
+        except (StartError, VerbError) as error:
+            raise VerbError(f"The server of cell {new['name']} cannot be used: {error} {nevertheless}") from error
+    return await apply(call, change)
 
-        async def change(connection: Connection) -> ChangeResult:
-            return ChangeResult([await drain_cell(connection, name)], notes=[effect])
 
-        return await apply(call, change)
+async def drain(call: VerbCall, name: str) -> int:
+    """Give a cell no new requests, and say what remains there."""
+    async with database(call.settings, APPLICATION) as connection:
+        layout = await _layout(connection, call.settings)
+    try:
+        found = await _contents(call.settings, layout, name) if name in layout.cells else CellContents(Remaining(), 0)
+        effect = f"It has {contents(found.remaining)}, which end there."
+    except VerbError:
+        effect = "It does not respond: what waits there is unknown."
 
-    return work
+    async def change(connection: Connection) -> ChangeResult:
+        return ChangeResult([await drain_cell(connection, name)], notes=[effect])
+
+    return await apply(call, change)
 
 
 def contents(remaining: Remaining) -> str:
@@ -217,20 +195,16 @@ def contents(remaining: Remaining) -> str:
     return f"{waiting}, {running} and {counted(remaining.unwritten, 'record')} for the audit"
 
 
-def close(name: str, *, force: bool) -> Work:
+async def close(call: VerbCall, name: str, *, force: bool) -> int:
     """Stop serving a cell. Unless `force`, nothing may remain there."""
+    notes = [] if name == "default" else await _lost(call, name, force=force)
 
-    async def work(call: VerbCall) -> int:
-        notes = [] if name == "default" else await _lost(call, name, force=force)
+    async def change(connection: Connection) -> ChangeResult:
+        made, jobs = await close_cell(connection, name, forced=force)
+        continued = [f"{counted(jobs, 'job')} moved to another cell."] if jobs else []
+        return ChangeResult([made], notes=notes + continued)
 
-        async def change(connection: Connection) -> ChangeResult:
-            made, jobs = await close_cell(connection, name, forced=force)
-            continued = [f"{counted(jobs, 'job')} moved to another cell."] if jobs else []
-            return ChangeResult([made], notes=notes + continued)
-
-        return await apply(call, change)
-
-    return work
+    return await apply(call, change)
 
 
 async def _lost(call: VerbCall, name: str, *, force: bool) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import typer
@@ -13,24 +13,20 @@ from scheduler.payload import decode_payload
 from scheduler.protocol.cancellation import DeadLetterList
 from scheduler.redis_client.connections import tag_at
 from scheduler.redis_client.keys import Keys
-from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.options import VerbCall
 from tierlane.admin.runner import actor_of
 from tierlane.admin.values import duration
 from tierlane.connect import UsageError, VerbError, database
 from tierlane.operate.cells import redis_at, urls_of_cells
-from tierlane.output import Column, aligned, counted, print_json, print_rows, printable, readable
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.output import Column, aligned, counted, named, print_json, print_rows, printable, readable
+from tierlane.settings.model import Settings
 
 APPLICATION = "tierlane-dlq"
 DIGEST_DIGITS = 8
 COLUMNS = (
     Column("request_id", "ID", whole=True),
     Column("dead_at", "DIED"),
-    Column("customer", "CUSTOMER"),
-    Column("tier", "TIER"),
-    Column("model", "MODEL"),
+    *named("customer", "tier", "model"),
     Column("error_code", "CODE"),
     Column("attempts", "RUNS"),
     Column("worker_ids", "WORKERS"),
@@ -39,40 +35,32 @@ COLUMNS = (
 )
 
 
-def show_list(limit: int, customer: str | None, code: str | None) -> Work:
+async def show_list(call: VerbCall, limit: int, customer: str | None, code: str | None) -> int:
     """Print the newest dead letters."""
-
-    async def work(call: VerbCall) -> int:
-        async with database(call.settings, APPLICATION) as connection:
-            letters = await list_letters(connection, limit, customer, code)
-        rows = [msgspec.to_builtins(letter) for letter in letters]
-        if call.output == "table":
-            for row, letter in zip(rows, letters, strict=True):
-                row["dead_at"] = letter.dead_at
-                row["customer"] = letter.customer or letter.customer_id
-        print_rows(call.output, COLUMNS, rows, "dead letters")
-        return 0
-
-    return work
+    async with database(call.settings, APPLICATION) as connection:
+        letters = await list_letters(connection, limit, customer, code)
+    rows = [msgspec.to_builtins(letter) for letter in letters]
+    if call.output == "table":
+        for row, letter in zip(rows, letters, strict=True):
+            row["dead_at"] = letter.dead_at
+            row["customer"] = letter.customer or letter.customer_id
+    print_rows(call.output, COLUMNS, rows, "dead letters")
+    return 0
 
 
-def show_one(request_id: str, *, with_input: bool) -> Work:
-    """Print a dead letter. The work raises VerbError if there is none."""
-
-    async def work(call: VerbCall) -> int:
-        async with database(call.settings, APPLICATION) as connection:
-            letter = await find_letter(connection, request_id)
-            body = await read_body(connection, request_id)
-        if letter is None:
-            raise VerbError(no_such(request_id))
-        described = describe(body, with_input=with_input)
-        if call.output == "json":
-            print_json(msgspec.to_builtins(letter) | {"body": described})
-        else:
-            typer.echo("\n".join(lines_of(letter, described, with_input=with_input)))
-        return 0
-
-    return work
+async def show_one(call: VerbCall, request_id: str, *, with_input: bool) -> int:
+    """Print a dead letter. Raises VerbError if there is none."""
+    async with database(call.settings, APPLICATION) as connection:
+        letter = await find_letter(connection, request_id)
+        body = await read_body(connection, request_id)
+    if letter is None:
+        raise VerbError(no_such(request_id))
+    described = describe(body, with_input=with_input)
+    if call.output == "json":
+        print_json(msgspec.to_builtins(letter) | {"body": described})
+    else:
+        typer.echo("\n".join(lines_of(letter, described, with_input=with_input)))
+    return 0
 
 
 def no_such(request_id: str) -> str:
@@ -143,34 +131,30 @@ class Selection(NamedTuple):
         return cls(list(dict.fromkeys(ids)) or None, age_s)
 
 
-def purge(selection: Selection, *, sure: bool) -> Work:
+async def purge(call: VerbCall, selection: Selection, *, sure: bool) -> int:
     """Delete dead letters, after a confirmation unless `sure` or selected by id. The exit code is 1 if an id is missing."""
-
-    async def work(call: VerbCall) -> int:
-        actor = actor_of(call)
-        urls: dict[str, str] = {}
-        async with database(call.settings, APPLICATION) as connection:
-            if call.settings.redis_url:
-                urls = await urls_of_cells(connection, call.settings)
-            if selection.ids is None and not sure:
-                count = await count_letters(connection, None, selection.age_s)
-                typer.confirm(f"Delete {counted(count, 'dead letter')} permanently?", abort=True)
-            async with as_actor(connection, actor):
-                purged = await purge_letters(connection, selection.ids, selection.age_s)
-                if purged:
-                    record = {"count": len(purged), "request_ids": sorted(purged)}
-                    await note(connection, selection.words(), record, None)
-        typer.echo(f"Deleted {counted(len(purged), 'dead letter')}.")
-        await forget_dead(call.settings, urls, purged)
-        missing = [request_id for request_id in selection.ids or [] if request_id not in set(purged)]
-        for request_id in missing:
-            typer.echo(no_such(request_id), err=True)
-        return 1 if missing else 0
-
-    return work
+    actor = actor_of(call)
+    urls: dict[str, str] = {}
+    async with database(call.settings, APPLICATION) as connection:
+        if call.settings.redis_url:
+            urls = await urls_of_cells(connection, call.settings)
+        if selection.ids is None and not sure:
+            count = await count_letters(connection, None, selection.age_s)
+            typer.confirm(f"Delete {counted(count, 'dead letter')} permanently?", abort=True)
+        async with as_actor(connection, actor):
+            purged = await purge_letters(connection, selection.ids, selection.age_s)
+            if purged:
+                record = {"count": len(purged), "request_ids": sorted(purged)}
+                await note(connection, selection.words(), record, None)
+    typer.echo(f"Deleted {counted(len(purged), 'dead letter')}.")
+    await forget_dead(call.settings, urls, purged)
+    missing = [request_id for request_id in selection.ids or [] if request_id not in set(purged)]
+    for request_id in missing:
+        typer.echo(no_such(request_id), err=True)
+    return 1 if missing else 0
 
 
-async def forget_dead(settings: "Settings", urls: Mapping[str, str], ids: Sequence[str]) -> None:
+async def forget_dead(settings: Settings, urls: Mapping[str, str], ids: Sequence[str]) -> None:
     """Remove ids from the lists that health counts, in all cells; a failure is only a warning."""
     if not urls:
         typer.echo("Warning: TIERLANE_REDIS_URL is not set, so health still counts them.", err=True)

@@ -2,16 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
 
 from tierlane.connect import VerbError, find_local_stack
-from tierlane.settings.model import SettingsError
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings, SettingsError
 
 TIMEOUT_S = 3.0
 
@@ -25,7 +22,7 @@ class GatewayAddress(NamedTuple):
     token: str
 
 
-def gateway_of(settings: "Settings", url: str | None) -> GatewayAddress | None:
+def gateway_of(settings: Settings, url: str | None) -> GatewayAddress | None:
     """The gateway at `url`, or that of the local stack; None without both. Raises SettingsError without a token."""
     stack = find_local_stack(settings.data_dir)
     token = settings.service_token.get_secret_value()
@@ -40,24 +37,14 @@ def gateway_of(settings: "Settings", url: str | None) -> GatewayAddress | None:
 
 async def is_ready(session: aiohttp.ClientSession, gateway: GatewayAddress) -> bool:
     """Whether `/readyz` returns 200. Raises VerbError without a response."""
-    try:
-        async with session.get(f"{gateway.url}/readyz", timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as response:
-            return response.status == 200
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise _unreachable(gateway, error) from error
+    status, _ = await _get(session, gateway, "/readyz", {})
+    return status == 200
 
 
 async def read_health(session: aiohttp.ClientSession, gateway: GatewayAddress) -> dict[str, Any]:
     """The document of `/internal/health`, with any status. Raises VerbError if there is none."""
-    try:
-        async with session.get(
-            f"{gateway.url}/internal/health",
-            headers={"Authorization": f"Bearer {gateway.token}"},
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-        ) as response:
-            status, body = response.status, await response.read()
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise _unreachable(gateway, error) from error
+    headers = {"Authorization": f"Bearer {gateway.token}"}
+    status, body = await _get(session, gateway, "/internal/health", headers)
     if status == 401:
         raise VerbError(f"The gateway at {gateway.url} rejects the service token.")
     try:
@@ -91,5 +78,14 @@ def advised_reasons(document: Mapping[str, Any]) -> list[AdvisedReason]:
     ]
 
 
-def _unreachable(gateway: GatewayAddress, error: BaseException) -> VerbError:
-    return VerbError(f"The gateway at {gateway.url} does not respond: {str(error) or type(error).__name__}.")
+async def _get(
+    session: aiohttp.ClientSession, gateway: GatewayAddress, path: str, headers: Mapping[str, str]
+) -> tuple[int, bytes]:
+    """Status and body of the response."""
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    try:
+        async with session.get(f"{gateway.url}{path}", headers=headers, timeout=timeout) as response:
+            return response.status, await response.read()
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        fault = str(error) or type(error).__name__
+        raise VerbError(f"The gateway at {gateway.url} does not respond: {fault}.") from error

@@ -1,57 +1,39 @@
 """`tierlane gpu` and `queue`: the workers and queues of pools in Redis, cordons and pauses in PostgreSQL."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import typer
 
 from ledger.admin import rows as cordons
 from ledger.admin.changes import Row, alter, find
 from ledger.admin.rows import list_tiers
-from ledger.catalog.loader import read_models
-from ledger.catalog.quotas import BadCatalogRow
 from ledger.postgres import Connection
 from ledger.schema.catalog import tiers
 from ratelimit.request_limits import FUNCTION, LANGUAGE_MODEL, limits_of_workers
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import tag_at
-from scheduler.redis_client.keys import Keys, is_pool_name, place_name, pools_of
+from scheduler.redis_client.keys import Keys, is_pool_name, place_name
 from tierlane.admin.change_result import ChangeResult
-from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.options import VerbCall
 from tierlane.admin.runner import APPLICATION, apply
 from tierlane.connect import UsageError, VerbError, database
-from tierlane.operate.cells import redis_at, urls_of_cells
-from tierlane.output import Column, counted, print_rows, printable
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.operate.cells import pools_to_read, redis_at, urls_of_cells
+from tierlane.output import Column, counted, named, print_rows, printable
+from tierlane.settings.model import Settings
 
 WORKER_COLUMNS = (
-    Column("worker", "WORKER"),
-    Column("pool", "POOL"),
-    Column("status", "STATUS"),
-    Column("healthy", "HEALTHY"),
+    *named("worker", "pool", "status", "healthy"),
     Column("utilization", "BUSY"),
-    Column("in_flight", "IN FLIGHT"),
-    Column("slots", "SLOTS"),
-    Column("rps", "RPS"),
+    *named("in_flight", "slots", "rps"),
     Column("seen_s", "SEEN S AGO"),
     Column("backend", "BACKEND"),
     Column("slots_source", "SLOTS FROM"),
-    Column("fault", "FAULT"),
-    Column("note", "NOTE"),
+    *named("fault", "note"),
     Column("reason", "CORDONED FOR"),
 )
-QUEUE_COLUMNS = (
-    Column("tier", "TIER"),
-    Column("pool", "POOL"),
-    Column("depth", "DEPTH"),
-    Column("most", "MOST"),
-    Column("oldest_ms", "OLDEST MS"),
-    Column("most_ms", "MOST MS"),
-    Column("paused", "PAUSED"),
-)
+QUEUE_COLUMNS = named("tier", "pool", "depth", "most", "oldest_ms", "most_ms", "paused")
 
 
 class Places(NamedTuple):
@@ -61,7 +43,7 @@ class Places(NamedTuple):
     urls: Mapping[str, str]  # Of cells, by name.
 
 
-async def observe(settings: "Settings", places: Places, tier_names: Sequence[str]) -> dict[str, Observation]:
+async def observe(settings: Settings, places: Places, tier_names: Sequence[str]) -> dict[str, Observation]:
     """Read each pool in each cell once, by place. A cell that does not respond is left out, with a warning.
 
     Raises VerbError if no cell responds.
@@ -84,7 +66,7 @@ async def observe(settings: "Settings", places: Places, tier_names: Sequence[str
 
 
 async def places_of(
-    connection: Connection, settings: "Settings", pool: str | None = None, cell: str | None = None
+    connection: Connection, settings: Settings, pool: str | None = None, cell: str | None = None
 ) -> Places:
     """The pool `pool`, or the own pool and those of enabled models; in the cell `cell`, or in all.
 
@@ -95,11 +77,7 @@ async def places_of(
         if not is_pool_name(pool):
             raise UsageError(f"--pool: must be made of letters, digits, - and _, got {pool!r}")
         return Places([pool], urls)
-    try:
-        named = pools_of((await read_models(connection)).values())
-    except BadCatalogRow as error:
-        raise VerbError(f"The models cannot be read: {error}") from error
-    return Places(sorted(named | {settings.pool}), urls)
+    return Places(sorted(await pools_to_read(connection, settings)), urls)
 
 
 async def _observe_all(call: VerbCall, tier_names: Sequence[str]) -> dict[str, Observation] | None:
@@ -114,18 +92,14 @@ async def _observe_all(call: VerbCall, tier_names: Sequence[str]) -> dict[str, O
         return None
 
 
-def show_workers(pool: str | None, cell: str | None) -> Work:
+async def show_workers(call: VerbCall, pool: str | None, cell: str | None) -> int:
     """Print the workers of a pool or of all pools, in a cell or in all."""
-
-    async def work(call: VerbCall) -> int:
-        async with database(call.settings, APPLICATION) as connection:
-            places = await places_of(connection, call.settings, pool, cell)
-            reasons = {row["worker"]: row["reason"] for row in await cordons.list_cordons(connection)}
-        rows = worker_rows(await observe(call.settings, places, []), reasons, with_absent=pool is None and cell is None)
-        print_rows(call.output, WORKER_COLUMNS, rows, "workers")
-        return 0
-
-    return work
+    async with database(call.settings, APPLICATION) as connection:
+        places = await places_of(connection, call.settings, pool, cell)
+        reasons = {row["worker"]: row["reason"] for row in await cordons.list_cordons(connection)}
+    rows = worker_rows(await observe(call.settings, places, []), reasons, with_absent=pool is None and cell is None)
+    print_rows(call.output, WORKER_COLUMNS, rows, "workers")
+    return 0
 
 
 def worker_rows(pools: Mapping[str, Observation], reasons: Mapping[str, str], *, with_absent: bool) -> list[Row]:
@@ -171,33 +145,26 @@ def _worker_row(pool: str, worker: WorkerView, reasons: Mapping[str, str]) -> Ro
     }
 
 
-def cordon(worker: str, reason: str, *, sure: bool) -> Work:
+async def cordon(call: VerbCall, worker: str, reason: str, *, sure: bool) -> int:
     """Cordon a worker, after a confirmation if it is the last healthy one of its pool and not `sure`."""
+    pools = await _observe_all(call, [])
+    effect, last = ("Redis does not respond: the state of the worker is unknown.", False)
+    if pools is not None:
+        effect, last = cordon_effect(worker, pools)
+    if last and not (sure or call.dry_run):
+        typer.confirm(f"{effect} Cordon {printable(worker)}?", abort=True, err=True)
 
-    async def work(call: VerbCall) -> int:
-        pools = await _observe_all(call, [])
-        effect, last = ("Redis does not respond: the state of the worker is unknown.", False)
-        if pools is not None:
-            effect, last = cordon_effect(worker, pools)
-        if last and not (sure or call.dry_run):
-            typer.confirm(f"{effect} Cordon {printable(worker)}?", abort=True, err=True)
-
-        async def change(connection: Connection) -> ChangeResult:
-            return ChangeResult([await cordons.cordon(connection, worker, reason)], notes=[effect])
-
-        return await apply(call, change)
-
-    return work
-
-
-def uncordon(worker: str) -> Work:
     async def change(connection: Connection) -> ChangeResult:
-        row = await cordons.uncordon(connection, worker)
-        if row is None:
-            return ChangeResult([], notes=[f"worker {printable(worker)}: is not cordoned, nothing to change"])
-        return ChangeResult([row])
+        return ChangeResult([await cordons.cordon(connection, worker, reason)], notes=[effect])
 
-    return lambda call: apply(call, change)
+    return await apply(call, change)
+
+
+async def uncordon(connection: Connection, worker: str) -> ChangeResult:
+    row = await cordons.uncordon(connection, worker)
+    if row is None:
+        return ChangeResult([], notes=[f"worker {printable(worker)}: is not cordoned, nothing to change"])
+    return ChangeResult([row])
 
 
 def cordon_effect(worker: str, pools: Mapping[str, Observation]) -> tuple[str, bool]:
@@ -211,59 +178,44 @@ def cordon_effect(worker: str, pools: Mapping[str, Observation]) -> tuple[str, b
     return "No worker with this id was seen in the last five minutes; the cordon applies when it starts.", False
 
 
-def show_queues(pool: str | None, cell: str | None) -> Work:
+async def show_queues(call: VerbCall, pool: str | None, cell: str | None) -> int:
     """Print the queues of a pool or of all pools, in a cell or in all, in order of priority."""
-
-    async def work(call: VerbCall) -> int:
-        async with database(call.settings, APPLICATION) as connection:
-            places = await places_of(connection, call.settings, pool, cell)
-            tier_rows = await list_tiers(connection)
-        pools = await observe(call.settings, places, [tier["name"] for tier in tier_rows])
-        rows = [
-            {
-                "tier": tier["name"],
-                "pool": name,
-                "depth": observed.tiers[tier["name"]].depth,
-                "most": tier["max_queue_depth"],
-                "oldest_ms": round(observed.tiers[tier["name"]].oldest_ms, 1),
-                "most_ms": tier["max_queue_ms"] or limits_of_workers(observed.workers, LANGUAGE_MODEL).queue_ms,
-                "paused": tier["paused"],
-            }
-            for tier in tier_rows
-            for name, observed in pools.items()
-        ]
-        print_rows(call.output, QUEUE_COLUMNS, rows, "tiers")
-        return 0
-
-    return work
+    async with database(call.settings, APPLICATION) as connection:
+        places = await places_of(connection, call.settings, pool, cell)
+        tier_rows = await list_tiers(connection)
+    pools = await observe(call.settings, places, [tier["name"] for tier in tier_rows])
+    rows = [
+        {
+            "tier": tier["name"],
+            "pool": name,
+            "depth": observed.tiers[tier["name"]].depth,
+            "most": tier["max_queue_depth"],
+            "oldest_ms": round(observed.tiers[tier["name"]].oldest_ms, 1),
+            "most_ms": tier["max_queue_ms"] or limits_of_workers(observed.workers, LANGUAGE_MODEL).queue_ms,
+            "paused": tier["paused"],
+        }
+        for tier in tier_rows
+        for name, observed in pools.items()
+    ]
+    print_rows(call.output, QUEUE_COLUMNS, rows, "tiers")
+    return 0
 
 
-def pause(name: str, *, sure: bool) -> Work:
+async def pause(call: VerbCall, name: str, *, sure: bool) -> int:
     """Pause a tier, after a confirmation unless `sure`."""
-
-    async def work(call: VerbCall) -> int:
-        async with database(call.settings, APPLICATION) as connection:
-            row = await find(connection, tiers, name)
-        effect = f"{await _waiting(call, name)} Requests that wait for more than {_longest(row)} get queue_timeout."
-        if not (sure or call.dry_run):
-            typer.confirm(f"{effect} Pause {printable(name)}?", abort=True, err=True)
-        return await apply(call, lambda connection: _set_paused(connection, name, paused=True, note=effect))
-
-    return work
+    async with database(call.settings, APPLICATION) as connection:
+        most_ms = (await find(connection, tiers, name))["max_queue_ms"]
+    default = f"{FUNCTION.queue_ms:,} ms (language models: {LANGUAGE_MODEL.queue_ms:,} ms)"
+    longest = default if most_ms is None else f"{most_ms:,} ms"
+    effect = f"{await _waiting(call, name)} Requests that wait for more than {longest} get queue_timeout."
+    if not (sure or call.dry_run):
+        typer.confirm(f"{effect} Pause {printable(name)}?", abort=True, err=True)
+    return await apply(call, lambda connection: _set_paused(connection, name, paused=True, note=effect))
 
 
-def _longest(tier: Row) -> str:
-    if tier["max_queue_ms"] is not None:
-        return f"{tier['max_queue_ms']:,} ms"
-    return f"{FUNCTION.queue_ms:,} ms (language models: {LANGUAGE_MODEL.queue_ms:,} ms)"
-
-
-def resume(name: str) -> Work:
-    async def work(call: VerbCall) -> int:
-        waiting = await _waiting(call, name)
-        return await apply(call, lambda connection: _set_paused(connection, name, paused=False, note=waiting))
-
-    return work
+async def resume(call: VerbCall, name: str) -> int:
+    waiting = await _waiting(call, name)
+    return await apply(call, lambda connection: _set_paused(connection, name, paused=False, note=waiting))
 
 
 async def _set_paused(connection: Connection, name: str, *, paused: bool, note: str) -> ChangeResult:

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import typer
 from uuid_utils import uuid7
@@ -29,78 +28,75 @@ from gateway.jobs.dead_letter_rerun import (
 from ledger.admin.transaction import as_actor
 from ledger.dead_letters import note
 from ledger.postgres import Connection
-from ratelimit.request_limits import RequestLimits
 from scheduler.errors import RedisUnavailable
+from scheduler.protocol.admission import Admissions, ReplayLimits
 from scheduler.protocol.pool_view import GatewayStats
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Reply
 from scheduler.redis_client.connections import command_client, server_url, tag_at
 from scheduler.redis_client.keys import Keys
 from scheduler.states import State
-from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.options import VerbCall
 from tierlane.admin.runner import actor_of
 from tierlane.connect import VerbError, database
 from tierlane.operate.cells import urls_of_cells
 from tierlane.operate.dead_letters import APPLICATION, forget_dead, no_such
 from tierlane.output import counted
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
-
+from tierlane.settings.model import Settings
 
 BEAT_S = 0.5
 
 BY_ID = "by id"
 
 
-def requeue(request_ids: Sequence[str], cell: str | None, *, again: bool) -> Work:
+async def requeue(call: VerbCall, request_ids: Sequence[str], cell: str | None, *, again: bool) -> int:
     """Requeue dead letters in a cell, or in the first one with a healthy worker; the exit code is 0 if all completed.
 
-    The work raises UsageError and VerbError.
+    Raises UsageError and VerbError.
     """
-
-    async def work(call: VerbCall) -> int:
-        if not call.settings.redis_url:
-            raise VerbError("TIERLANE_REDIS_URL is not set, so nothing can be queued.")
-        ids = list(dict.fromkeys(request_ids))
-        return await _requeue(call.settings, ids, actor_of(call), cell, again=again)
-
-    return work
-
-
-async def _requeue(settings: "Settings", ids: Sequence[str], by: str, cell: str | None, *, again: bool) -> int:
+    settings = call.settings
+    if not settings.redis_url:
+        raise VerbError("TIERLANE_REDIS_URL is not set, so nothing can be queued.")
+    ids, by, completed = list(dict.fromkeys(request_ids)), actor_of(call), 0
     try:
         async with database(settings, APPLICATION) as connection:
             urls, chosen = [await urls_of_cells(connection, settings, only) for only in (None, cell)]
-            forget, completed = partial(forget_dead, settings, urls), 0
+            forget = partial(forget_dead, settings, urls)
             async with _reruns(settings, chosen) as reruns:
                 for at in range(0, len(ids), MAX_RERUNS):
-                    batch = [
-                        await _candidate(connection, settings.pool, request_id, reruns.limits, again=again)
-                        for request_id in ids[at : at + MAX_RERUNS]
-                    ]
-                    known = [each for each in batch if each is not None]
-                    completed += await _run_batch(connection, reruns, known, by, forget)
+                    batch = []
+                    for request_id in ids[at : at + MAX_RERUNS]:
+                        try:
+                            within, pool = reruns.limits, settings.pool
+                            batch.append(await candidate(connection, request_id, pool, within, again=again))
+                        except NoSuchLetter:
+                            typer.echo(no_such(request_id), err=True)
+                        except NotRerun as error:
+                            typer.echo(f"{request_id}: {error}", err=True)
+                    completed += await _run_batch(connection, reruns, batch, by, forget)
     except RedisUnavailable as error:
         raise VerbError(f"Nothing more was requeued: {error}.") from error
     return 0 if completed == len(ids) else 1
 
 
 @asynccontextmanager
-async def _reruns(settings: "Settings", urls: Mapping[str, str]) -> AsyncIterator[DeadLetterReruns]:
+async def _reruns(settings: Settings, urls: Mapping[str, str]) -> AsyncIterator[DeadLetterReruns]:
     """Reruns in the first of these cells that has a healthy worker. Raises VerbError if none has one."""
     gateway_id, fault = f"dlq-requeue-{uuid7().hex}", ""
     for url in urls.values():
         client = command_client(await server_url(url))
         try:
             keys = Keys(settings.pool, tag_at(client))
-            reruns = DeadLetterReruns(client, keys, gateway_id, settings.gone_ms, settings.request_limits)
+            presence = Presence(client, keys, gone_ms=settings.gone_ms)
+            replays = settings.config_of(ReplayLimits, "idempotency_")
+            admissions = Admissions(client, keys, gateway_id, replays=replays, pass_ms=settings.reap_ms)
+            reruns = DeadLetterReruns(client, keys, presence, admissions, settings.request_limits)
             try:
                 await reruns.check_workers()
             except (NotRerun, RedisUnavailable) as error:
                 fault = fault or str(error)
                 continue
-            async with _registered(Presence(client, keys, gone_ms=settings.gone_ms), gateway_id):
+            async with _registered(presence, gateway_id):
                 yield reruns
                 return
         finally:
@@ -130,19 +126,6 @@ async def _registered(presence: Presence, gateway_id: str) -> AsyncIterator[None
             await presence.gateway_gone(gateway_id)
 
 
-async def _candidate(
-    connection: Connection, pool: str, request_id: str, within: RequestLimits, *, again: bool
-) -> Candidate | None:
-    """The request to run; None if there is none, after printing the reason."""
-    try:
-        return await candidate(connection, request_id, pool, within, again=again)
-    except NoSuchLetter:
-        typer.echo(no_such(request_id), err=True)
-    except NotRerun as error:
-        typer.echo(f"{request_id}: {error}", err=True)
-    return None
-
-
 async def _run_batch(
     connection: Connection,
     reruns: DeadLetterReruns,
@@ -151,7 +134,14 @@ async def _run_batch(
     forget: Callable[[Sequence[str]], Awaitable[None]],
 ) -> int:
     """Queue the batch and wait; returns how many completed. `forget`: removes ids from the lists that health counts."""
-    marked = await _mark(connection, batch, by)
+    async with as_actor(connection, by):
+        marked = await mark(connection, batch)
+        if marked:
+            await note(connection, BY_ID, {"requeued_as": _former_ids(marked)}, {"requeued_as": new_ids(marked)})
+    for each in batch:
+        if each not in marked:
+            fault = "It was requeued or deleted by another operator at the same time."
+            typer.echo(f"{each.letter.request_id}: {fault}", err=True)
     if not marked:
         return 0
     try:
@@ -171,20 +161,6 @@ async def _run_batch(
         typer.echo(f"{old_id} -> {new_id}: {ending(reply, time.monotonic() - began)}")
         completed += reply is not None and reply.state == State.COMPLETED
     return completed
-
-
-async def _mark(connection: Connection, batch: Sequence[Candidate], by: str) -> list[Candidate]:
-    """Mark the batch as requeued, in the dead letters and in config_changes; returns those that no one else had marked."""
-    async with as_actor(connection, by):
-        marked = await mark(connection, batch)
-        if marked:
-            await note(connection, BY_ID, {"requeued_as": _former_ids(marked)}, {"requeued_as": new_ids(marked)})
-    for each in batch:
-        if each not in marked:
-            typer.echo(
-                f"{each.letter.request_id}: It was requeued or deleted by another operator at the same time.", err=True
-            )
-    return marked
 
 
 def _former_ids(candidates: Sequence[Candidate]) -> dict[str, str | None]:

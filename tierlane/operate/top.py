@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 from rich.console import Console, Group, RenderableType
@@ -18,13 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tierlane.connect import VerbError
-from tierlane.operate.gateway_client import AdvisedReason, GatewayAddress, advised_reasons, gateway_of, read_health
+from tierlane.operate.gateway_client import GatewayAddress, advised_reasons, gateway_of, read_health
 from tierlane.output import WIDE, printable
-from tierlane.settings.model import SettingsError
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
-
+from tierlane.settings.model import Settings, SettingsError
 
 STYLES = {"healthy": "green", "degraded": "yellow", "down": "red"}
 OLD_S = 2.5  # The age from which a document is shown as old.
@@ -43,21 +39,15 @@ class TopState(NamedTuple):
 
 def frame(seen: TopState, now_s: float) -> RenderableType:
     """The view at `now_s`, monotonic seconds."""
-    parts: list[RenderableType] = [*_away(seen, now_s)]
-    if seen.document is not None:
-        parts += [*_status(seen.document), Text(), _tiers(_rows(seen.document.get("tiers")))]
-        pools = _rows(seen.document.get("pools")) or {"all": seen.document}
-        parts += [Text(), _pools(pools)]
-    return Group(*parts)
-
-
-def _away(seen: TopState, now_s: float) -> list[RenderableType]:
-    lines: list[RenderableType] = []
+    parts: list[RenderableType] = []
     if seen.problem is not None:
-        lines.append(Text(printable(seen.problem), style="red"))
-    if seen.document is not None and (seen.problem is not None or now_s - seen.at_s > OLD_S):
-        lines.append(Text(f"The data below is {now_s - seen.at_s:.0f} s old.", style="red"))
-    return lines
+        parts.append(Text(printable(seen.problem), style="red"))
+    if seen.document is None:
+        return Group(*parts)
+    if seen.problem is not None or now_s - seen.at_s > OLD_S:
+        parts.append(Text(f"The data below is {now_s - seen.at_s:.0f} s old.", style="red"))
+    parts += [*_status(seen.document), Text(), _tiers(_rows(seen.document.get("tiers")))]
+    return Group(*parts, Text(), _pools(_rows(seen.document.get("pools")) or {"all": seen.document}))
 
 
 def _status(document: Mapping[str, Any]) -> list[RenderableType]:
@@ -70,14 +60,12 @@ def _status(document: Mapping[str, Any]) -> list[RenderableType]:
         f"   dead letters {_number(document, 'dlq')}",
         f"   audit lag {_number(document, 'audit_lag_ms')} ms",
     )
-    return [line, *(part for advised in advised_reasons(document) for part in _reason(advised))]
-
-
-def _reason(advised: AdvisedReason) -> Iterator[RenderableType]:
-    yield Padding(Text(printable(advised.reason)), (0, 0, 0, 2))
-    for text in (advised.action, advised.runbook):
-        if text:
-            yield Padding(Text(printable(text), style="dim"), (0, 0, 0, 4))
+    parts: list[RenderableType] = [line]
+    for advised in advised_reasons(document):
+        parts.append(Padding(Text(printable(advised.reason)), (0, 0, 0, 2)))
+        texts = filter(None, (advised.action, advised.runbook))
+        parts += [Padding(Text(printable(text), style="dim"), (0, 0, 0, 4)) for text in texts]
+    return parts
 
 
 def _tiers(tiers: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -139,7 +127,7 @@ def _share(row: Mapping[str, Any], field: str) -> str:
     return f"{value:.0%}" if isinstance(value, int | float) else "-"
 
 
-def watch(settings: "Settings", url: str | None, *, once: bool) -> int:
+def watch(settings: Settings, url: str | None, *, once: bool) -> int:
     """Show frames until `q` or Ctrl-C, or a single one; return the exit code. Raises SettingsError without a gateway."""
     gateway = gateway_of(settings, url)
     if gateway is None:

@@ -3,10 +3,8 @@
 import csv
 import re
 import sys
-from collections.abc import Iterable
 from datetime import date
 from decimal import Decimal
-from typing import Any
 
 import msgspec
 
@@ -32,17 +30,29 @@ def export(first: str, last: str, *, daily: bool) -> Work:
         raise UsageError(f"--to: must be less than {MOST_DAYS:,} days after --from ({begin}), got {end}.")
 
     async def work(call: VerbCall) -> int:
-        write = _write_json if call.output == "json" else _write_csv
         columns = UsageLine._fields if daily else UsageLine._fields[1:]
+        rows, count = csv.writer(sys.stdout, lineterminator="\n"), 0
         async with (
             database(call.settings, "tierlane-usage") as connection,
             with_statement_timeout(connection, TIMEOUT_MS),
         ):
-            count = 0
             async for line in usage_lines(connection, begin, end, daily=daily):
-                write(columns, [_plain(value) for value in (line if daily else line[1:])], count)
+                # Without zeros after the last digit of a sum.
+                values = [
+                    each.normalize() if isinstance(each, Decimal) else each for each in (line if daily else line[1:])
+                ]
+                if call.output == "json":
+                    document = _encode(dict(zip(columns, values, strict=True))).decode()
+                    sys.stdout.write(f"{',' if count else '['}\n{document}")
+                else:
+                    if not count:
+                        rows.writerow(columns)
+                    rows.writerow([f"{each:f}" if isinstance(each, Decimal) else each for each in values])
                 count += 1
-        _end_output(call.output, columns, count)
+        if call.output == "json":
+            sys.stdout.write("\n]\n" if count else "[]\n")
+        elif not count:
+            rows.writerow(columns)
         return 0
 
     return work
@@ -55,27 +65,3 @@ def _day(option: str, text: str) -> date:
     except ValueError:
         pass
     raise UsageError(f"{option}: must be a day as YYYY-MM-DD, such as 2026-11-01, got {text!r}.")
-
-
-def _plain(value: Any) -> Any:
-    """Without zeros after the last digit of a sum."""
-    return value.normalize() if isinstance(value, Decimal) else value
-
-
-def _write_csv(columns: Iterable[str], values: list[Any], number: int) -> None:
-    out = csv.writer(sys.stdout, lineterminator="\n")
-    if number == 0:
-        out.writerow(columns)
-    out.writerow([f"{value:f}" if isinstance(value, Decimal) else value for value in values])
-
-
-def _write_json(columns: Iterable[str], values: list[Any], number: int) -> None:
-    document = _encode(dict(zip(columns, values, strict=True))).decode()
-    sys.stdout.write(f"{',' if number else '['}\n{document}")
-
-
-def _end_output(form: str, columns: Iterable[str], count: int) -> None:
-    if form == "json":
-        sys.stdout.write("\n]\n" if count else "[]\n")
-    elif not count:
-        csv.writer(sys.stdout, lineterminator="\n").writerow(columns)

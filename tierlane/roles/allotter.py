@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 from uuid_utils import uuid7
@@ -19,9 +18,7 @@ from scheduler.cells.allotter import Allotter
 from scheduler.cells.division import SharedCustomer
 from scheduler.cells.places import cell_urls, cells_of
 from scheduler.tasks import TaskRegistry
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings
 
 LEASE_SLACK_S = 0.5
 """How long a request counts as open after its deadline, as in ratelimit/lua/charge.lua."""
@@ -104,7 +101,7 @@ class QuotaAudit:
             self._allotter.audited(customer_id, spent)
 
 
-async def run_allotter(settings: "Settings", catalog: Catalog) -> None:
+async def run_allotter(settings: Settings, catalog: Catalog) -> None:
     """Run for ever, once there is a catalog."""
 
     def urls() -> Mapping[str, str]:

@@ -5,7 +5,6 @@ import functools
 import gc
 import resource
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 import structlog
 from uuid_utils import uuid7
@@ -19,12 +18,9 @@ from ledger.audit.queries import RequestRow, Usage, find_request, find_usage
 from ledger.catalog.follower import Catalog
 from ledger.postgres import Connection, closing, connect
 from scheduler.protocol.admission import ReplayLimits
-from scheduler.tracing import Spans
 from tierlane.roles.process import check_database, configure_logs, run_role, spans_of, with_cluster
 from tierlane.roles.stand_in import StandIn
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings
 
 LOOK_TIMEOUT_MS = 500
 """For the one look at the audit that `GET /internal/requests/{id}` or `GET /v1/me` may need."""
@@ -46,14 +42,14 @@ COLLECT_AFTER = (50_000, 20, 20)
 log = structlog.get_logger("gateway")
 
 
-def run(settings: "Settings") -> int:
+def run(settings: Settings) -> int:
     """Run until SIGTERM; returns the exit code."""
     name = settings.own_name
     configure_logs(settings.log_format, settings.log_level, "gateway", name)
     return run_role(lambda: _serve(settings, name))
 
 
-def gateway_config(settings: "Settings") -> GatewayConfig:
+def gateway_config(settings: Settings) -> GatewayConfig:
     """Plain values for the gateway. Its id is new with every start, so that no old answer meets a new connection."""
     return settings.config_of(
         GatewayConfig,
@@ -71,11 +67,18 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         customer_connections=max(1, round(settings.max_connections * settings.customer_connection_share)),
         drain_timeout_s=settings.drain_ms / 1000,
         scale=settings.scale_rules,
-        replays=ReplayLimits(
-            settings.idempotency_keep_ms, settings.idempotency_max_answers, settings.idempotency_max_bytes
+        replays=settings.config_of(ReplayLimits, "idempotency_"),
+        jobs=settings.config_of(
+            JobConfig,
+            "callback_",
+            database_url=settings.statement_url,
+            session_url=settings.session_url,
+            total_ms=settings.job_deadline_ms,
+            kept_ms=settings.job_result_ms,
+            callback_hosts=settings.callback_host_list,
+            callback_secret=settings.callback_key,
         ),
-        jobs=_job_config(settings),
-        grpc=_grpc_config(settings),
+        grpc=settings.config_of(GrpcConfig, "grpc_") if settings.grpc_port else None,
         responses=ResponseStoreConfig(
             database_url=settings.statement_url,
             count=settings.stored_responses,
@@ -96,30 +99,6 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
     )
 
 
-def _grpc_config(settings: "Settings") -> GrpcConfig | None:
-    if not settings.grpc_port:
-        return None
-    return GrpcConfig(
-        port=settings.grpc_port,
-        tls_cert=settings.grpc_tls_cert,
-        tls_key=settings.grpc_tls_key,
-        tls_ca=settings.grpc_tls_ca,
-    )
-
-
-def _job_config(settings: "Settings") -> JobConfig:
-    return JobConfig(
-        database_url=settings.statement_url,
-        session_url=settings.session_url,
-        total_ms=settings.job_deadline_ms,
-        kept_ms=settings.job_result_ms,
-        callback_hosts=settings.callback_host_list,
-        callback_secret=settings.callback_key,
-        private_addresses=settings.callback_private_addresses,
-        shared_signature=settings.callback_shared_signature,
-    )
-
-
 def raise_file_limit(wanted: int) -> None:
     """Allow as many open files as the system lets us, since each connection is one.
 
@@ -134,12 +113,16 @@ def raise_file_limit(wanted: int) -> None:
         log.warning("few_files", allowed=allowed, wanted=wanted + SPARE_FILES)
 
 
-async def _serve(settings: "Settings", name: str) -> int:
+async def _serve(settings: Settings, name: str) -> int:
     raise_file_limit(settings.max_connections)
     settings = await with_cluster(settings)
     await check_database(settings.session_url)
     catalog = Catalog(settings.session_url)
     with spans_of(settings, "gateway", name) as spans:
+        traces: RequestTraces | None = None
+        if spans is not None:
+            trusts = settings.traces_trust_callers == "on"
+            traces = RequestTraces(spans, settings.traces_sample, trust_callers=trusts)
         await catalog.start()
         gc.collect()
         gc.freeze()  # What is here stays: looking it over again would stop every answer for 40 ms now and then.
@@ -152,7 +135,7 @@ async def _serve(settings: "Settings", name: str) -> int:
                 find_usage=functools.partial(_usage, settings),
                 tokens=tokens_of(settings, catalog),
                 connect=functools.partial(_transaction, settings),
-                traces=traces_of(settings, spans),
+                traces=traces,
                 schedule=StandIn(settings, catalog).run,
             )
         finally:
@@ -160,32 +143,25 @@ async def _serve(settings: "Settings", name: str) -> int:
     return 0
 
 
-def traces_of(settings: "Settings", spans: Spans | None) -> RequestTraces | None:
-    """The sampler; None if tracing is off."""
-    if spans is None:
-        return None
-    return RequestTraces(spans, settings.traces_sample, trust_callers=settings.traces_trust_callers == "on")
-
-
-async def _find(settings: "Settings", request_id: str) -> RequestRow | None:
+async def _find(settings: Settings, request_id: str) -> RequestRow | None:
     async with _look(settings) as connection:
         return await find_request(connection, request_id)
 
 
-async def _usage(settings: "Settings", customer_id: str) -> Usage:
+async def _usage(settings: Settings, customer_id: str) -> Usage:
     async with _look(settings) as connection:
         return await find_usage(connection, customer_id)
 
 
 @contextlib.asynccontextmanager
-async def _transaction(settings: "Settings") -> AsyncIterator[Connection]:
+async def _transaction(settings: Settings) -> AsyncIterator[Connection]:
     """One connection for an action of the page for on-call, which may be about thousands of dead letters."""
     async with _at_desk(settings) as connection, naming_holder(connection, lambda: _at_desk(settings)):
         yield connection
 
 
 @contextlib.asynccontextmanager
-async def _at_desk(settings: "Settings") -> AsyncIterator[Connection]:
+async def _at_desk(settings: Settings) -> AsyncIterator[Connection]:
     connection = await connect(
         settings.session_url,
         name="tierlane-dashboard",
@@ -198,7 +174,7 @@ async def _at_desk(settings: "Settings") -> AsyncIterator[Connection]:
 
 
 @contextlib.asynccontextmanager
-async def _look(settings: "Settings") -> AsyncIterator[Connection]:
+async def _look(settings: Settings) -> AsyncIterator[Connection]:
     """One short connection a look: people ask rarely, and an idle pool would be one more thing that can hang."""
     connection = await connect(
         settings.statement_url,
@@ -212,7 +188,7 @@ async def _look(settings: "Settings") -> AsyncIterator[Connection]:
         await connection.close(timeout=LOOK_TIMEOUT_MS / 1000)
 
 
-def tokens_of(settings: "Settings", catalog: Catalog) -> TokenLookup | None:
+def tokens_of(settings: Settings, catalog: Catalog) -> TokenLookup | None:
     """The second way in; None where no JWKS is named. Raises StartError for what would let wrong tokens in."""
     if not settings.jwt_jwks:
         return None
@@ -221,12 +197,7 @@ def tokens_of(settings: "Settings", catalog: Catalog) -> TokenLookup | None:
     return JwtIdentities(catalog, jwt_config(settings, settings.jwt_jwks))
 
 
-def jwt_config(settings: "Settings", jwks: str) -> JwtConfig:
+def jwt_config(settings: Settings, jwks: str) -> JwtConfig:
     """Which tokens are accepted. Raises StartError."""
-    return JwtConfig(
-        jwks=jwks,
-        issuer=settings.jwt_issuer,
-        audience=settings.jwt_audience,
-        algorithms=tuple(name.strip() for name in settings.jwt_algorithms.split(",") if name.strip()),
-        customer_claim=settings.jwt_customer_claim,
-    )
+    algorithms = tuple(name.strip() for name in settings.jwt_algorithms.split(",") if name.strip())
+    return settings.config_of(JwtConfig, "jwt_", jwks=jwks, algorithms=algorithms)

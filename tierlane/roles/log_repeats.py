@@ -50,7 +50,10 @@ class RepeatFilter:
         now = self._clock()
         self.write_counts()
         with self._lock:
-            key = self._key(method, line)
+            texts = ((name, value) for name, value in line.items() if isinstance(value, str) and name not in _VARYING)
+            key: tuple[Any, ...] = (method, *texts)
+            if key not in self._events and len(self._events) >= MAX_EVENTS:
+                key = method, line.get("event")
             repeats = self._events.get(key)
             if repeats is None:
                 self._events[key] = _Repeats(now + EVERY_S)
@@ -79,11 +82,6 @@ class RepeatFilter:
         """Write all counts at the end of the process, if its output still exists."""
         with contextlib.suppress(OSError, ValueError):
             self.write_counts(everything=True)
-
-    def _key(self, method: str, line: Line) -> tuple[Any, ...]:
-        texts = [(name, value) for name, value in line.items() if isinstance(value, str) and name not in _VARYING]
-        key = (method, *texts)
-        return key if key in self._events or len(self._events) < MAX_EVENTS else (method, line.get("event"))
 
     def _start_timer(self) -> None:
         """One timer at a time, only while lines are counted. Without a loop, the next line or the end writes the counts."""

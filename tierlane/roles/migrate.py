@@ -2,29 +2,21 @@
 
 import asyncio
 import sys
-from typing import Protocol
 
 from ledger.migration import upgrade_to_head
 from ledger.revision import head_revision
 from scheduler.errors import StartError
 
 
-class HasDatabase(Protocol):
-    """What of the settings this role needs."""
-
-    @property
-    def session_url(self) -> str: ...
-
-
-def run(settings: HasDatabase) -> int:
+def run(database_url: str) -> int:
     """Migrate and return the exit code: 0 done (or nothing to do, as for a database of a newer version), 1 failed, with one
     line on stderr.
     """
-    if not settings.session_url:
-        sys.stderr.write(f"{'No database: set TIERLANE_DATABASE_URL.'}\n")
+    if not database_url:
+        sys.stderr.write("No database: set TIERLANE_DATABASE_URL.\n")
         return 1
     try:
-        revision = asyncio.run(upgrade_to_head(settings.session_url))
+        revision = asyncio.run(upgrade_to_head(database_url))
     except StartError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
 from uuid_utils import uuid7
@@ -29,9 +28,7 @@ from scheduler.redis_client.keys import Keys, cell_of, place_name
 from scheduler.tasks import Loop, TaskRegistry, end_all
 from tierlane.roles.leaving_tiers import LeavingTiers
 from tierlane.roles.pool_policy import batch_policy, tpot_objective, without_paused
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings
 
 CellShares = Callable[[str, str], Mapping[str, float]]
 """The guaranteed shares of tiers in a pool and a cell, as in `MovesPublisher`."""
@@ -41,7 +38,7 @@ MIN_LEFT_MS = 50
 
 
 async def run_pool(
-    settings: "Settings",
+    settings: Settings,
     stop: asyncio.Event,
     catalog: Catalog,
     client: Redis,
@@ -58,7 +55,7 @@ async def run_pool(
 
 
 async def _run_loops(
-    settings: "Settings",
+    settings: Settings,
     stop: asyncio.Event,
     catalog: Catalog,
     client: Redis,
@@ -126,7 +123,7 @@ def _cordoned(catalog: Catalog) -> frozenset[str] | None:
     return catalog.snapshot.cordoned if catalog.snapshot is not None and catalog.fresh else None
 
 
-def _auditor(settings: "Settings", outbox: Outbox, limits: Callable[[], RequestLimits]) -> Auditor:
+def _auditor(settings: Settings, outbox: Outbox, limits: Callable[[], RequestLimits]) -> Auditor:
     chores = MaintenancePolicy(
         deadline_s=lambda: settings.request_limits(limits()).total_ms / 1000,
         job_deadline_s=settings.job_deadline_ms / 1000,

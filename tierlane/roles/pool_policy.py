@@ -2,15 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ledger.catalog.snapshot import Model, Snapshot
 from ratelimit.shares import TierShare
 from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.cells.moves import PoolPlan
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings
 
 DEFAULT_TIERS = (TierPolicy("enterprise", 1, 0.05), TierPolicy("paid", 2, 0.25), TierPolicy("free", 3, 0.10))
 DEFAULT_BATCH_SIZE, DEFAULT_WINDOW_MS = 32, 40.0
@@ -39,7 +36,7 @@ def without_paused(policy: BatchPolicy) -> BatchPolicy:
     return replace(policy, tiers=tuple(tier for tier in policy.tiers if not tier.paused))
 
 
-def batch_policy(snapshot: Snapshot | None, settings: "Settings") -> BatchPolicy:
+def batch_policy(snapshot: Snapshot | None, settings: Settings) -> BatchPolicy:
     """The policy as of this snapshot, or the defaults without one."""
     model = pool_model(snapshot.models.values(), settings.pool) if snapshot else None
     tiers = (
@@ -62,7 +59,7 @@ def batch_policy(snapshot: Snapshot | None, settings: "Settings") -> BatchPolicy
     )
 
 
-def pool_plan(snapshot: Snapshot | None, pool: str, settings: "Settings") -> PoolPlan:
+def pool_plan(snapshot: Snapshot | None, pool: str, settings: Settings) -> PoolPlan:
     """What the moves of a pool's workers depend on, as of this snapshot."""
     policy = batch_policy(snapshot, settings.model_copy(update={"pool": pool}))
     model = pool_model(snapshot.models.values(), pool) if snapshot else None

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import structlog
@@ -27,10 +27,7 @@ from scheduler.redis_client.distance import too_far
 from scheduler.redis_client.keys import DEFAULT_CELL, cell_of
 from scheduler.tracing import Spans
 from tierlane.roles.log_repeats import Render, RepeatFilter
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
-
+from tierlane.settings.model import Settings
 
 REFUSED = 1
 FAILPOINTS_VARIABLE = "TIERLANE_TEST_FAILPOINTS"
@@ -65,7 +62,7 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def with_cluster(settings: "Settings", *, any_cell: bool = False) -> "Settings":
+async def with_cluster(settings: Settings, *, any_cell: bool = False) -> Settings:
     """The settings with the scheme of a cluster in `redis_url` if the server runs in cluster mode.
 
     Raises StartError, also if the URL names another cell than the default one, unless `any_cell`.
@@ -111,7 +108,7 @@ def configure_logs(log_format: str, log_level: str, role: str, name: str) -> Non
     render: Render = (
         structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
         if log_format == "console"
-        else structlog.processors.JSONRenderer(serializer=_to_json)
+        else structlog.processors.JSONRenderer(serializer=lambda line, **_: orjson.dumps(line, default=str).decode())
     )
     repeats = RepeatFilter(render)
     atexit.register(repeats.close)
@@ -130,12 +127,8 @@ def configure_logs(log_format: str, log_level: str, role: str, name: str) -> Non
     structlog.contextvars.bind_contextvars(role=role, name=name)
 
 
-def _to_json(line: dict[str, Any], **_: Any) -> str:
-    return orjson.dumps(line, default=str).decode()
-
-
 @contextmanager
-def spans_of(settings: "Settings", role: str, name: str) -> Iterator[Spans | None]:
+def spans_of(settings: Settings, role: str, name: str) -> Iterator[Spans | None]:
     """The receiver of spans while the block runs; None if tracing is off.
 
     At the end of the block what is left is sent, within a bound. Raises StartError where the packages are missing.

@@ -5,7 +5,6 @@ A gateway does the same while no scheduler runs (`StandIn`).
 
 import asyncio
 import gc
-from typing import TYPE_CHECKING
 
 import structlog
 from redis.asyncio import Redis
@@ -21,9 +20,7 @@ from tierlane.roles.pool_loops import CellShares, run_pool
 from tierlane.roles.process import check_database, check_redis, configure_logs, run_role, stop_on_signals, with_cluster
 from tierlane.roles.served_pools import LeftPools, wanted_pools
 from tierlane.roles.worker_moves import moves_publisher, publish_moves
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings
 
 CELL_RETRY_S = 1.0
 STOP_LOOK_S = 0.1
@@ -32,13 +29,13 @@ STOP_LOOK_S = 0.1
 log = structlog.get_logger("scheduler")
 
 
-def run(settings: "Settings") -> int:
+def run(settings: Settings) -> int:
     """Run until SIGTERM; returns the exit code."""
     configure_logs(settings.log_format, settings.log_level, "scheduler", settings.own_name)
     return run_role(lambda: _serve(settings))
 
 
-async def _serve(settings: "Settings") -> int:
+async def _serve(settings: Settings) -> int:
     stop = stop_on_signals()
     settings = await with_cluster(settings)
     catalog = Catalog(settings.session_url)
@@ -54,7 +51,7 @@ async def _serve(settings: "Settings") -> int:
     return 0
 
 
-async def serve_cells(settings: "Settings", stop: asyncio.Event, catalog: Catalog) -> None:
+async def serve_cells(settings: Settings, stop: asyncio.Event, catalog: Catalog) -> None:
     """Serve every cell of the catalog until `stop`, or until it is closed."""
     running: dict[str, asyncio.Event] = {}
     moves = moves_publisher(settings, catalog)
@@ -78,7 +75,7 @@ async def serve_cells(settings: "Settings", stop: asyncio.Event, catalog: Catalo
 
 
 async def _serve_cell(
-    settings: "Settings", redis_url: str, stop: asyncio.Event, catalog: Catalog, shares: CellShares
+    settings: Settings, redis_url: str, stop: asyncio.Event, catalog: Catalog, shares: CellShares
 ) -> None:
     """A fault of one cell does not affect the others; one of the default cell ends the process, which is restarted."""
     cell = cell_of(redis_url)
@@ -98,7 +95,7 @@ async def _serve_cell(
 
 
 async def serve_pools(
-    settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, shares: CellShares
+    settings: Settings, stop: asyncio.Event, catalog: Catalog, client: Redis, shares: CellShares
 ) -> None:
     """A pool is served from its first appearance until the process ends, because requests may still be queued in it."""
     served: set[str] = set()

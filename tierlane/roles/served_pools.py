@@ -8,7 +8,6 @@ it, and a pool that is finished and unnamed is forgotten.
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
 
@@ -21,9 +20,7 @@ from scheduler.protocol.pool_view import Unfinished
 from scheduler.redis_client.connections import tag_at
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, is_pool_name, pools_to_serve
 from scheduler.tasks import next_tick
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings
 
 LEFT_POOLS_LOOK_S = 1.0
 JOBS_LOOK_S = 30.0
@@ -70,41 +67,31 @@ class LeftPools:
         snapshot = self._catalog.snapshot
         if snapshot is None:
             return
-        await self._look_at_jobs()
+        if self._clock() >= self._jobs_due:
+            self._jobs_due = self._clock() + JOBS_LOOK_S
+            with suppress(*AWAY):
+                connection = await connect(
+                    self._url,
+                    name="tierlane-scheduler",
+                    connect_timeout_s=STATEMENT_TIMEOUT_MS / 1000,
+                    statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+                )
+                async with closing(connection):
+                    places = [place.partition("@") for place in await job_pools(connection)]
+                here = {pool for pool, _, cell in places if (cell or DEFAULT_CELL) == self._cell}
+                self._with_jobs = frozenset(filter(is_pool_name, here))
         known, named = await self._unfinished.pools(), pools_to_serve(snapshot.models.values())
         tiers = [tier.name for tier in snapshot.tiers]
         with_jobs = self._with_jobs or frozenset()
-        left = {
-            pool for pool in (known | set(self._served)) - named - with_jobs if not await self._is_over(pool, tiers)
-        }
+        left = (known | set(self._served)) - named - with_jobs
+        if self._with_jobs is not None:  # Until PostgreSQL was read, its jobs are unknown: then no pool is removed.
+            left = {pool for pool in left if not await self._unfinished.is_empty(Keys(pool, self._tag), tiers)}
         self.names = frozenset(left) | (with_jobs - named)
         kept = named | self.names
         await self._unfinished.note(kept, known - kept)
 
-    async def _is_over(self, pool: str, tiers: Collection[str]) -> bool:
-        # Until PostgreSQL was read, its jobs are unknown: then no pool is removed.
-        return self._with_jobs is not None and await self._unfinished.is_empty(Keys(pool, self._tag), tiers)
 
-    async def _look_at_jobs(self) -> None:
-        if self._clock() < self._jobs_due:
-            return
-        self._jobs_due = self._clock() + JOBS_LOOK_S
-        try:
-            connection = await connect(
-                self._url,
-                name="tierlane-scheduler",
-                connect_timeout_s=STATEMENT_TIMEOUT_MS / 1000,
-                statement_timeout_ms=STATEMENT_TIMEOUT_MS,
-            )
-            async with closing(connection):
-                places = [place.partition("@") for place in await job_pools(connection)]
-            here = {pool for pool, _, cell in places if (cell or DEFAULT_CELL) == self._cell}
-            self._with_jobs = frozenset(filter(is_pool_name, here))
-        except AWAY:
-            return
-
-
-def wanted_pools(settings: "Settings", catalog: Catalog) -> set[str]:
+def wanted_pools(settings: Settings, catalog: Catalog) -> set[str]:
     """Its own, and each that a model names, even a disabled one: an outbox that is not emptied loses audit records."""
     if catalog.snapshot is None or settings.serve_pools != "all":
         return {settings.pool}

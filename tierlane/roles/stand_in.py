@@ -1,7 +1,6 @@
 """The work of schedulers in a gateway, while no scheduler runs."""
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from ledger.catalog.follower import Catalog
 from scheduler.redis_client.connections import command_client
@@ -11,15 +10,13 @@ from tierlane.roles.allotter import run_allotter
 from tierlane.roles.pool_loops import run_pool
 from tierlane.roles.served_pools import LeftPools
 from tierlane.roles.worker_moves import moves_publisher, publish_moves
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings
 
 
 class StandIn:
     """The work of schedulers in a gateway that has this catalog, for each pool on connections of its own."""
 
-    def __init__(self, settings: "Settings", catalog: Catalog) -> None:
+    def __init__(self, settings: Settings, catalog: Catalog) -> None:
         self._settings = settings
         self._catalog = catalog
         self._served: dict[str, set[str]] = {}  # By cell.

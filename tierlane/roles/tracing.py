@@ -56,7 +56,9 @@ class OtlpSpans:
         self._scope = InstrumentationScope("tierlane", own)
         self._wall_ns = wall_ns
         self._clock = clock
-        _keep_quiet()
+        library = logging.getLogger("opentelemetry")  # It logs each failure several times; `Noted` logs it once.
+        library.addHandler(logging.NullHandler())
+        library.propagate = False
         exporter = OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=PATIENCE_S)
         self._noted = Noted(exporter, log.bind(endpoint=endpoint, role=role, name=name))
         self._processor = BatchSpanProcessor(self._noted, QUEUE, EVERY_MS, AT_A_TIME)
@@ -130,10 +132,3 @@ class Noted(SpanExporter):
 
 def _context(context: Context, *, remote: bool) -> SpanContext:
     return SpanContext(int(context.trace_id, 16), int(context.span_id, 16), remote, _RECORDED)
-
-
-def _keep_quiet() -> None:
-    """The library logs each failure several times; `Noted` logs it once."""
-    library = logging.getLogger("opentelemetry")
-    library.addHandler(logging.NullHandler())
-    library.propagate = False

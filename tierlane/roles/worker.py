@@ -4,28 +4,25 @@ import gc
 import os
 import socket
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gpu_pool.config import Access
 from gpu_pool.worker.worker import WorkerConfig, run_worker
 from tierlane.roles.process import check_redis, configure_logs, run_role, spans_of, with_cluster
+from tierlane.settings.model import Settings
 from tierlane.settings.pools import default_batch_size, default_torch_threads
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
 
 RARELY = 20_000
 """New objects between two looks for cycles: a batch makes hundreds, and none that reference counts do not free."""
 
 
-def run(settings: "Settings") -> int:
+def run(settings: Settings) -> int:
     """Run until SIGTERM; returns the exit code."""
     config = worker_config(settings)
     configure_logs(settings.log_format, settings.log_level, "worker", config.worker_id)
     return run_role(lambda: _serve(config, settings))
 
 
-def worker_config(settings: "Settings") -> WorkerConfig:
+def worker_config(settings: Settings) -> WorkerConfig:
     """Plain values for the worker."""
     return settings.config_of(
         WorkerConfig,
@@ -38,7 +35,7 @@ def worker_config(settings: "Settings") -> WorkerConfig:
     )
 
 
-async def _serve(config: WorkerConfig, settings: "Settings") -> int:
+async def _serve(config: WorkerConfig, settings: Settings) -> int:
     config = replace(config, redis_url=(await with_cluster(settings, any_cell=True)).redis_url)
     await check_redis(config.redis_url)
     with spans_of(settings, "worker", config.worker_id) as spans:

@@ -1,7 +1,6 @@
 """The moves of workers between the cells of the catalog."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import CellRow
@@ -9,12 +8,10 @@ from scheduler.cells.moves import MovesPublisher, PoolPlan
 from scheduler.tasks import TaskRegistry
 from tierlane.roles.pool_policy import pool_plan
 from tierlane.roles.served_pools import wanted_pools
-
-if TYPE_CHECKING:
-    from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings
 
 
-def moves_publisher(settings: "Settings", catalog: Catalog) -> MovesPublisher:
+def moves_publisher(settings: Settings, catalog: Catalog) -> MovesPublisher:
     """The moves of workers between the cells of the catalog."""
 
     def rows() -> Sequence[CellRow]:

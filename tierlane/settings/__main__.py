@@ -1,15 +1,8 @@
 """The page docs/configuration.md, generated from the declarations; a test compares them."""
 
 import sys
-from typing import Any
 
-from tierlane.settings.declaration import (
-    CONFIG_VARIABLE,
-    DEFAULT_CONFIG_FILE,
-    Setting,
-    settings_of,
-    variable,
-)
+from tierlane.settings.declaration import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, settings_of, variable
 from tierlane.settings.model import Settings
 from tierlane.settings.sections import ORDERED, SECTIONS
 
@@ -43,22 +36,15 @@ def configuration_page() -> str:
     parts = [HEAD]
     for title, section in SECTIONS.items():
         parts.append(f"\n## {title}\n\n")
-        parts.extend(_row(name, setting, schema[name]) for name, setting in settings_of(section).items())
+        for name, setting in settings_of(section).items():
+            enum = schema[name].get("anyOf", [schema[name]])[0].get("enum", ())
+            choices = ", ".join(f"`{choice}`" for choice in enum)
+            default = f"{'default ' * bool(choices)}`{setting.default}`" if setting.default else ""
+            shown = "; ".join(filter(None, [choices, default, "no flag" * setting.secret]))
+            parts.append(f"* `{variable(name)}`{f' ({shown})' * bool(shown)}: {setting.description}\n")
     parts.append(RULES_HEAD + "\n")
     parts.extend(f"* `{variable(low)}` < `{variable(high)}`\n" for low, high, _ in ORDERED)
     return "".join(parts)
-
-
-def _row(name: str, setting: Setting, schema: dict[str, Any]) -> str:
-    choices = _choices(schema)
-    default = f"{'default ' * bool(choices)}`{setting.default}`" if setting.default else ""
-    facts = [choices, default, "no flag" * setting.secret]
-    shown = "; ".join(filter(None, facts))
-    return f"* `{variable(name)}`{f' ({shown})' * bool(shown)}: {setting.description}\n"
-
-
-def _choices(schema: dict[str, Any]) -> str:
-    return ", ".join(f"`{choice}`" for choice in schema.get("anyOf", [schema])[0].get("enum", ()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How a setting is declared: one call holds its default, text, range and checks; the annotation holds its type.
 
     class GatewaySettings:
-        port: int = number(8080, "TCP port to listen on; 0 lets the system choose.", minimum=0, maximum=65535)
+        port: int = tcp_port(8080, "TCP port to listen on; 0 lets the system choose.")
 
 The call returns a `dataclasses.Field`, from which pydantic takes default, range and visibility (`model`). The command
 line, the help and docs/configuration.md take the rest (`settings_of`). Only the standard library is used, because
@@ -89,9 +89,24 @@ def setting(
     return dataclasses.field(default=default, repr=not (secret or hidden), metadata={_SETTING: declared, **given})
 
 
-def number(default: int | None, description: str, *, minimum: int, maximum: int) -> Any:
+def number(default: int | None, description: str, *, minimum: int = 1, maximum: int) -> Any:
     """Declare a setting whose value is an integer."""
     return setting(default, description, "N", minimum=minimum, maximum=maximum)
+
+
+def tcp_port(default: int, description: str) -> Any:
+    """Declare a TCP port."""
+    return number(default, description, minimum=0, maximum=65_535)
+
+
+def memory(default: int, description: str) -> Any:
+    """Declare a number of bytes, from 1 MiB to 1 TiB."""
+    return number(default, description, minimum=1 << 20, maximum=1 << 40)
+
+
+def share(default: float, description: str, *, minimum: float = 0, maximum: float = 1) -> Any:
+    """Declare a share of a whole."""
+    return setting(default, description, "SHARE", minimum=minimum, maximum=maximum)
 
 
 def milliseconds(default: int | None, description: str, *, minimum: int = 1, maximum: int = MAX_MILLISECONDS) -> Any:

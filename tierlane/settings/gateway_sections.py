@@ -8,30 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tierlane.settings import checks
-from tierlane.settings.declaration import boolean, milliseconds, number, setting
+from tierlane.settings.declaration import boolean, memory, milliseconds, number, setting, share, tcp_port
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
-
-MIN_BODY_MEMORY = 1 << 20
-MAX_BODY_MEMORY = 1 << 40
 
 
 class GatewaySettings:
     """Settings of a gateway."""
 
     host: str = setting("127.0.0.1", "Listening address; 0.0.0.0: the network.", not_empty=True)
-    port: int = number(
-        8080,
-        "TCP port, shared by a host's gateways; 0: chosen by the system.",
-        minimum=0,
-        maximum=65535,
-    )
-    grpc_port: int = number(
-        0,
-        "TCP port of the Open Inference Protocol over gRPC, shared by a host's gateways; 0: off.",
-        minimum=0,
-        maximum=65535,
+    port: int = tcp_port(8080, "TCP port, shared by a host's gateways; 0: chosen by the system.")
+    grpc_port: int = tcp_port(
+        0, "TCP port of the Open Inference Protocol over gRPC, shared by a host's gateways; 0: off."
     )
     grpc_tls_cert: Path | None = setting(
         None,
@@ -53,32 +42,20 @@ class GatewaySettings:
         minimum=1024,
         maximum=64 << 20,
     )
-    body_memory_bytes: int = number(
+    body_memory_bytes: int = memory(
         128 << 20,
         "Request bodies being received and messages of gRPC calls; more get 503. At most a quarter of the memory limit.",
-        minimum=MIN_BODY_MEMORY,
-        maximum=MAX_BODY_MEMORY,
     )
-    customer_body_memory_bytes: int = number(
-        32 << 20,
-        "The same for one customer, who gets 429.",
-        minimum=MIN_BODY_MEMORY,
-        maximum=MAX_BODY_MEMORY,
-    )
-    key_body_memory_bytes: int = number(
-        16 << 20, "The same for one API key.", minimum=MIN_BODY_MEMORY, maximum=MAX_BODY_MEMORY
-    )
+    customer_body_memory_bytes: int = memory(32 << 20, "The same for one customer, who gets 429.")
+    key_body_memory_bytes: int = memory(16 << 20, "The same for one API key.")
     inline_body_bytes: int = number(
         65_536,
         "Larger chats for an endpoint are files in TIERLANE_BODY_DIR. Smaller values keep Redis smaller, at a file a request.",
         minimum=1024,
         maximum=64 << 20,
     )
-    body_store_bytes: int = number(
-        256 << 20,
-        "Those files of one gateway; more requests get 503. At most what the file system holds.",
-        minimum=MIN_BODY_MEMORY,
-        maximum=MAX_BODY_MEMORY,
+    body_store_bytes: int = memory(
+        256 << 20, "Those files of one gateway; more requests get 503. At most what the file system holds."
     )
     header_timeout_ms: int = milliseconds(5000, "Milliseconds for a request's headers.")
     body_timeout_ms: int = milliseconds(10_000, "Milliseconds for a request's body.")
@@ -95,17 +72,12 @@ class GatewaySettings:
         check=checks.networks,
     )
     max_connections: int = number(
-        20_000,
-        "Open connections, each with a file descriptor; more are closed.",
-        minimum=1,
-        maximum=1_000_000,
+        20_000, "Open connections, each with a file descriptor; more are closed.", maximum=1_000_000
     )
-    customer_connection_share: float = setting(
+    customer_connection_share: float = share(
         0.5,
         "Share of TIERLANE_MAX_CONNECTIONS for one customer, gRPC calls included; more get 429. Less: more room for others.",
-        "SHARE",
         minimum=0.001,
-        maximum=1,
     )
     total_request_ms: int | None = milliseconds(
         None,
@@ -147,12 +119,7 @@ class GatewaySettings:
         minimum=1000,
         maximum=604_800_000,
     )
-    idempotency_max_answers: int = number(
-        10_000,
-        "Stored responses of one customer and pool.",
-        minimum=1,
-        maximum=1_000_000,
-    )
+    idempotency_max_answers: int = number(10_000, "Stored responses of one customer and pool.", maximum=1_000_000)
     idempotency_max_bytes: int = number(
         16 << 20,
         "Their Redis memory; maxmemory must suffice for all customers that send keys.",
@@ -160,10 +127,7 @@ class GatewaySettings:
         maximum=16 << 30,
     )
     stored_responses: int = number(
-        1000,
-        "Stored responses of one customer; the oldest are deleted. More: longer inserts.",
-        minimum=1,
-        maximum=100_000,
+        1000, "Stored responses of one customer; the oldest are deleted. More: longer inserts.", maximum=100_000
     )
     stored_response_bytes: int = number(
         64 << 20,
@@ -171,12 +135,7 @@ class GatewaySettings:
         minimum=1 << 20,
         maximum=16 << 30,
     )
-    stored_response_days: int = number(
-        30,
-        "Days that a response is stored. More: more disk.",
-        minimum=1,
-        maximum=3650,
-    )
+    stored_response_days: int = number(30, "Days that a response is stored. More: more disk.", maximum=3650)
     auth_failures: str = setting(
         "30/minute",
         "Failed authentications of an address (IPv6: /64) before more get 429; off: never.",
@@ -244,7 +203,6 @@ class BatchSettings:
         4096,
         "Most lines of one batch in Redis at a time: those of five seconds, but at least 256. More: larger Redis; fewer: workers "
         "may wait for lines after the loss of a gateway.",
-        minimum=1,
         maximum=10_000,
     )
     batch_file_bytes: int = number(
@@ -256,27 +214,15 @@ class BatchSettings:
     batch_file_lines: int = number(
         50_000,
         "Most lines of a batch. More: about 100 bytes of memory a line while a file is checked.",
-        minimum=1,
         maximum=1_000_000,
     )
     open_batches: int = number(
-        16,
-        "Open batches of a customer; four run at a time. More: longer scans of open batches.",
-        minimum=1,
-        maximum=10_000,
+        16, "Open batches of a customer; four run at a time. More: longer scans of open batches.", maximum=10_000
     )
-    stored_file_bytes: int = number(
-        1 << 30,
-        "Bytes of a customer's files, results included, over which uploads are rejected. More: more disk.",
-        minimum=1 << 20,
-        maximum=1 << 40,
+    stored_file_bytes: int = memory(
+        1 << 30, "Bytes of a customer's files, results included, over which uploads are rejected. More: more disk."
     )
-    stored_file_days: int = number(
-        30,
-        "Days that files and ended batches are kept. More: more disk.",
-        minimum=1,
-        maximum=3650,
-    )
+    stored_file_days: int = number(30, "Days that files and ended batches are kept. More: more disk.", maximum=3650)
 
 
 class AutoscaleSettings:
@@ -328,13 +274,7 @@ class TraceSettings:
         hidden=True,  # Somebody may try to put a password into it.
         check=checks.traces_endpoint,
     )
-    traces_sample: float = setting(
-        0.01,
-        "Share of calls that are traced, 0 to 1.",
-        "SHARE",
-        minimum=0,
-        maximum=1,
-    )
+    traces_sample: float = share(0.01, "Share of calls that are traced, 0 to 1.")
     traces_trust_callers: Literal["on", "off"] = setting(
         "off",
         "on: a caller's traceparent decides about sampling.",

@@ -25,25 +25,9 @@ from ratelimit.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_ba
 from scheduler.autoscale import ScaleRules
 from tierlane.settings.checks import MAX_WORKERS, parse_bounds
 from tierlane.settings.declaration import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, flag, settings_of, variable
-from tierlane.settings.gateway_sections import (
-    AutoscaleSettings,
-    BatchSettings,
-    GatewaySettings,
-    JobSettings,
-    MetricsSettings,
-    TraceSettings,
-)
 from tierlane.settings.pools import PoolsError, parse_pools
-from tierlane.settings.role_sections import (
-    AuditorSettings,
-    EndpointSettings,
-    PoolTimeSettings,
-    SchedulerSettings,
-    SharedSettings,
-    StackSettings,
-    WorkerSettings,
-)
-from tierlane.settings.sections import ORDERED, SETTINGS
+from tierlane.settings.role_sections import EndpointSettings
+from tierlane.settings.sections import ORDERED, SETTINGS, AllSettings
 
 MAX_SHOWN_CHARS = 80
 Config = TypeVar("Config")
@@ -76,8 +60,10 @@ def first_error(error: ValidationError, model: type[BaseModel], origin: Callable
         demand = str(fault["ctx"]["error"])
     else:
         demand = _demand(model.model_json_schema()["properties"][name]) or fault["msg"]
-    # URLs and tokens are marked as not for showing, since they may hold passwords.
-    got = _got(fault["input"]) if model.model_fields[name].repr else ""
+    got = ""
+    if model.model_fields[name].repr:  # URLs and tokens are not shown, since they may hold passwords.
+        shown = repr(fault["input"])
+        got = f", got {shown if len(shown) <= MAX_SHOWN_CHARS else shown[:MAX_SHOWN_CHARS] + '...'}"
     return f"{variable(name)}: {demand}{got}{origin(name)}"
 
 
@@ -102,27 +88,7 @@ def _demand(schema: Mapping[str, Any]) -> str:
     return ""
 
 
-def _got(value: object) -> str:
-    shown = repr(value)
-    return f", got {shown if len(shown) <= MAX_SHOWN_CHARS else shown[:MAX_SHOWN_CHARS] + '...'}"
-
-
-class Settings(
-    SharedSettings,
-    PoolTimeSettings,
-    GatewaySettings,
-    JobSettings,
-    BatchSettings,
-    AutoscaleSettings,
-    MetricsSettings,
-    TraceSettings,
-    SchedulerSettings,
-    WorkerSettings,
-    EndpointSettings,
-    AuditorSettings,
-    StackSettings,
-    BaseSettings,
-):
+class Settings(AllSettings, BaseSettings):
     """All settings; a role uses those of its section. An empty URL or token means that it is not set.
 
     pydantic makes a field of each annotation in these classes, and takes its default and range from the
@@ -176,13 +142,17 @@ class Settings(
     @property
     def endpoint_values(self) -> dict[str, Any]:
         """The settings of the endpoint that are set, as `Access` in gpu_pool has them."""
-        values = {name: getattr(self, name) for name in settings_of(EndpointSettings)}
-        return {name.removeprefix("endpoint_"): _plain(value) for name, value in values.items() if value is not None}
+        values = {name.removeprefix("endpoint_"): getattr(self, name) for name in settings_of(EndpointSettings)}
+        return {
+            name: str(value) if isinstance(value, Path) else _revealed(value)
+            for name, value in values.items()
+            if value is not None
+        }
 
-    def config_of(self, config: Callable[..., Config], **derived: object) -> Config:
-        """The config of a role: a field that is not `derived` has the value of the setting of its name."""
-        names = inspect.signature(config).parameters.keys() & SETTINGS.keys()
-        values = {name: getattr(self, name) for name in names} | derived
+    def config_of(self, config: Callable[..., Config], prefix: str = "", **derived: object) -> Config:
+        """The config of a role: a field that is not `derived` has the value of the setting of its name, after `prefix`."""
+        fields = (name for name in inspect.signature(config).parameters if prefix + name in SETTINGS)
+        values = {name: getattr(self, prefix + name) for name in fields} | derived
         return config(**{name: _revealed(value) for name, value in values.items()})
 
     def request_limits(self, of_backend: RequestLimits) -> RequestLimits:
@@ -252,17 +222,12 @@ class Settings(
             )
         return self
 
-    def _or_of_backend(self, name: str) -> Any:
-        """The value of a setting; the total time of a request is that of the backend where it is not set."""
-        value = getattr(self, name)
-        if value is None and name == "total_request_ms":
-            return limits_of_backend(self.backend).total_ms
-        return value
-
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         for smaller, larger, why in ORDERED:
-            low, high = (self._or_of_backend(name) for name in (smaller, larger))
+            low, high = getattr(self, smaller), getattr(self, larger)
+            if high is None:  # The total time of a request is that of the backend where it is not set.
+                high = limits_of_backend(self.backend).total_ms
             if low is not None and low >= high:
                 raise ValueError(
                     f"{variable(smaller)}: must be less than {variable(larger)} ({high}), got {low}, {why}"
@@ -272,10 +237,6 @@ class Settings(
 
 def _revealed(value: object) -> object:
     return value.get_secret_value() if isinstance(value, SecretStr) else value
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else _revealed(value)
 
 
 def load_settings(
@@ -289,9 +250,19 @@ def load_settings(
     Raises SettingsError, whose text is one line that names the variable and what to do.
     """
     given = {name: value for name, value in (flags or {}).items() if value is not None}
-    path = _config_path(config)
+    path = config
+    if path is None and (named := os.environ.get(CONFIG_VARIABLE)):
+        path = Path(named)
+    elif path is None and Path(DEFAULT_CONFIG_FILE).is_file():
+        path = Path(DEFAULT_CONFIG_FILE)
     file_values = _read_file(path) if path else {}
-    _refuse_unknown_variables()
+    known = {name.upper() for name in (*Settings.model_fields, "config")}
+    for name in os.environ:
+        own = name.removeprefix(PREFIX)
+        if name.startswith(PREFIX) and not name.startswith(FOREIGN_PREFIXES) and own not in known:
+            # Compared without the prefix, which would make everything look similar.
+            similar = [PREFIX + match for match in get_close_matches(own, sorted(known), 1)]
+            raise SettingsError(unknown_name(name, similar))
     try:
         settings = Settings.model_validate(file_values | EnvSettingsSource(Settings)() | given)
     except ValidationError as error:
@@ -311,15 +282,6 @@ def _origin(name: str, given: Container[str], path: Path | None) -> str:
     return f" (set in {path})"
 
 
-def _config_path(config: Path | None) -> Path | None:
-    if config is None and (named := os.environ.get(CONFIG_VARIABLE)):
-        config = Path(named)
-    if config is not None:
-        return config
-    default = Path(DEFAULT_CONFIG_FILE)
-    return default if default.is_file() else None
-
-
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -333,16 +295,5 @@ def _read_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def _refuse_unknown_variables() -> None:
-    known = {variable(name).removeprefix(PREFIX) for name in (*Settings.model_fields, "config")}
-    for name in os.environ:
-        if name.startswith(PREFIX) and not name.startswith(FOREIGN_PREFIXES):
-            own = name.removeprefix(PREFIX)
-            if own not in known:
-                # Compared without the prefix, which would make everything look similar.
-                similar = [PREFIX + match for match in get_close_matches(own, sorted(known), 1)]
-                raise SettingsError(unknown_name(name, similar))
-
-
 def _is_set(value: object) -> bool:
-    return bool(value.get_secret_value() if isinstance(value, SecretStr) else value)
+    return bool(_revealed(value))

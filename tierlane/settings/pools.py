@@ -54,19 +54,17 @@ class OtherPool:
 
 def parse_pools(text: str, own: str) -> list[OtherPool]:
     """What `--pools` says, in its order. Raises PoolsError."""
-    found = [_parsed(part) for part in text.split(",") if part.strip()]
+    found = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        match = _POOL.fullmatch(part)
+        if match is None:
+            raise PoolsError(f"{part!r} is not POOL=BACKEND or POOL=BACKEND*WORKERS")
+        workers = int(match[3]) if match[3] else 1
+        if not 1 <= workers <= MAX_WORKERS:
+            raise PoolsError(f"{part!r}: workers must be from 1 to {MAX_WORKERS}")
+        found.append(OtherPool(match[1], match[2], workers))
     names = [own, *(each.pool for each in found)]
     for name in names:
         if names.count(name) > 1:
             raise PoolsError(f"the pool {name!r} is there twice")
     return found
-
-
-def _parsed(part: str) -> OtherPool:
-    match = _POOL.fullmatch(part)
-    if match is None:
-        raise PoolsError(f"{part.strip()!r} is not POOL=BACKEND or POOL=BACKEND*WORKERS")
-    workers = int(match[3]) if match[3] else 1
-    if not 1 <= workers <= MAX_WORKERS:
-        raise PoolsError(f"{part.strip()!r}: workers must be from 1 to {MAX_WORKERS}")
-    return OtherPool(match[1], match[2], workers)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tierlane.settings import checks
 from tierlane.settings.checks import MAX_WORKERS
-from tierlane.settings.declaration import boolean, milliseconds, number, setting
+from tierlane.settings.declaration import boolean, milliseconds, number, setting, share, tcp_port
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -103,24 +103,16 @@ class SchedulerSettings:
 
     reap_ms: int = milliseconds(100, "Milliseconds between checks for expired leases.")
     batch_lookahead_workers: int = number(
-        4,
-        "Workers for which one batch is kept ready. Larger: more exact order, but GPUs wait.",
-        minimum=1,
-        maximum=1_000_000,
+        4, "Workers for which one batch is kept ready. Larger: more exact order, but GPUs wait.", maximum=1_000_000
     )
-    background_share: float = setting(
+    background_share: float = share(
         0.05,
         "Share of every batch for jobs while they wait. More: they end sooner, and interactive requests wait longer.",
-        "SHARE",
-        minimum=0,
-        maximum=1,
     )
-    batch_headroom: float = setting(
+    batch_headroom: float = share(
         0.05,
         "Share of a saturated pool's time kept free for higher tiers, with 8 workers or more; fewer: in proportion. 0: batches "
         "leave at uneven intervals too, and more requests find no free worker.",
-        "SHARE",
-        minimum=0,
         maximum=0.5,
     )
     ageing_ms: int = milliseconds(
@@ -154,17 +146,9 @@ class WorkerSettings:
         "auto",
         "Number format of an hf: model; auto: the weights' on CUDA, float32 on CPU. Only float32 gives the same text in every batch.",
     )
-    torch_threads: int | None = number(
-        None,
-        "CPU threads of the model. Unset: 1 for tiny, else all.",
-        minimum=1,
-        maximum=1024,
-    )
+    torch_threads: int | None = number(None, "CPU threads of the model. Unset: 1 for tiny, else all.", maximum=1024)
     max_batch_size: int | None = number(
-        None,
-        "Requests in a full batch, as in the model's row. Unset: 8 for tiny, else 32.",
-        minimum=1,
-        maximum=4096,
+        None, "Requests in a full batch, as in the model's row. Unset: 8 for tiny, else 32.", maximum=4096
     )
     heartbeat_ms: int = milliseconds(250, "Milliseconds between heartbeats.")
     renew_ms: int = milliseconds(150, "Milliseconds between renewals of a lease; several must fit into it.")
@@ -178,7 +162,7 @@ class WorkerSettings:
         "Listening address for direct calls; keep it unreachable for customers. off: no endpoint.",
         check=checks.direct_host,
     )
-    direct_port: int = number(0, "TCP port for direct calls; 0: chosen by the system.", minimum=0, maximum=65535)
+    direct_port: int = tcp_port(0, "TCP port for direct calls; 0: chosen by the system.")
     direct_advertise: str = setting(
         "",
         "Address announced for direct calls. Unset: TIERLANE_DIRECT_HOST, or for 0.0.0.0 and :: the address used towards Redis.",
@@ -223,7 +207,6 @@ class EndpointSettings:
     endpoint_max_calls: int | None = number(
         None,
         "Most requests of one worker at a time. Unset: as many as the endpoint can run, which is learnt.",
-        minimum=1,
         maximum=4096,
     )
 
@@ -231,12 +214,7 @@ class EndpointSettings:
 class AuditorSettings:
     """Settings of the auditor."""
 
-    audit_batch: int = number(
-        500,
-        "Outbox entries taken at once.",
-        minimum=1,
-        maximum=1_000_000,
-    )
+    audit_batch: int = number(500, "Outbox entries taken at once.", maximum=1_000_000)
     audit_interval_ms: int = milliseconds(
         500,
         "Milliseconds that audit entries may wait for a fuller batch.",
@@ -249,18 +227,8 @@ class AuditorSettings:
 class StackSettings:
     """Settings of the local stack."""
 
-    gateways: int | None = number(
-        None,
-        "Gateways, on one port. Unset: 2, or 1 on a single core.",
-        minimum=1,
-        maximum=64,
-    )
-    workers: int = number(
-        2,
-        "Workers, each with its own model process.",
-        minimum=1,
-        maximum=MAX_WORKERS,
-    )
+    gateways: int | None = number(None, "Gateways, on one port. Unset: 2, or 1 on a single core.", maximum=64)
+    workers: int = number(2, "Workers, each with its own model process.", maximum=MAX_WORKERS)
     pools: str = setting(
         "",
         "Workers of other pools: POOL=BACKEND or POOL=BACKEND*WORKERS, separated by commas.",
@@ -274,7 +242,6 @@ class StackSettings:
     cells: int = number(
         1,
         "Cells: the default one, and others named c2, c3, ..., each with a Redis server of its own, or a slot of the cluster.",
-        minimum=1,
         maximum=16,
     )
     ephemeral: bool = boolean("Keep no data: the servers use a temporary directory, without fsync.", switch=True)

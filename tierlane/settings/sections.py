@@ -67,3 +67,21 @@ ORDERED = (
     Order("customer_body_memory_bytes", "body_memory_bytes", "or one customer blocks all others"),
     Order("audit_interval_ms", "audit_grace_ms", "or requests are closed as abandoned before their rows are written"),
 )
+
+
+class AllSettings(
+    SharedSettings,
+    PoolTimeSettings,
+    GatewaySettings,
+    JobSettings,
+    BatchSettings,
+    AutoscaleSettings,
+    MetricsSettings,
+    TraceSettings,
+    SchedulerSettings,
+    WorkerSettings,
+    EndpointSettings,
+    AuditorSettings,
+    StackSettings,
+):
+    """The settings of all sections."""

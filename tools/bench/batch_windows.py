@@ -56,7 +56,7 @@ class Result(NamedTuple):
 def adaptive(pool: Pool, headroom: float = 0.05) -> Policy:
     """The policy of the dispatcher."""
     tiers = [TierPolicy(TIER, 1, 0.0)]
-    policy = BatchPolicy(pool.batch, pool.window_ms, LOOKAHEAD_WORKERS, AGEING_MS, tiers, headroom=headroom)
+    policy = BatchPolicy(pool.batch, pool.window_ms, LOOKAHEAD_WORKERS, AGEING_MS, tiers, 0.0, headroom=headroom)
     return lambda snapshot: decide(snapshot, policy, {})
 
 

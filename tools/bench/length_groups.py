@@ -21,7 +21,7 @@ from gpu_pool.backends.generation import GenerationParameters
 from gpu_pool.backends.tiny.generate import TinyModel
 from ratelimit.limits import REQUEST_BUCKET, Bucket, EffectiveLimits
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.admission import Admissions, Submission, TierLimit
+from scheduler.protocol.admission import Admissions, ReplayLimits, Submission, TierLimit
 from scheduler.protocol.batches import Batches
 from scheduler.protocol.pool_view import GatewayStats
 from scheduler.protocol.presence import Presence
@@ -68,11 +68,12 @@ async def formed(waiting: Sequence[str], size: int, budget: int) -> list[list[st
         client = command_client(server.url, 10.0)
         try:
             keys = Keys()
-            await Presence(client, keys).gateway_beat(GatewayStats("g1", 0.0, {}))
+            await Presence(client, keys, gone_ms=LONG_MS).gateway_beat(GatewayStats("g1", 0.0, {}))
             batches, requests = Batches(client, keys, lease_ms=LONG_MS), [_submission(text) for text in waiting]
             limits = [TierLimit(TIER, 1e6, 1e6, len(waiting), (TIER,))]
+            admissions = Admissions(client, keys, "g1", replays=ReplayLimits(0, 0, 0), pass_ms=LONG_MS)
             for first in range(0, len(requests), AT_ONCE):
-                await Admissions(client, keys, "g1").admit(limits, 0.0, requests[first : first + AT_ONCE], 0)
+                await admissions.admit(limits, 0.0, requests[first : first + AT_ONCE], 0)
             by_id = dict(zip((request.id for request in requests), waiting, strict=True))
             made = []
             while sum(map(len, made)) < len(waiting):

@@ -172,7 +172,16 @@ class EmbeddedCluster:
     async def form(self) -> None:
         """Return when each slot has a primary and a replica. The servers must respond. Raises EmbeddedServerError."""
         if self._is_new:
-            await self._create()
+            for number, (first, last) in enumerate(slot_ranges(self._primaries)):
+                await self.command(number, "CLUSTER", "ADDSLOTSRANGE", first, last)
+            for number, (port, bus_port) in enumerate(self._found.ports):
+                await self.command(number, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+                if number:
+                    await self.command(0, "CLUSTER", "MEET", HOST, port, bus_port)
+            await self._until(self._all_met, "the servers know each other")
+            for number in range(self._primaries):
+                primary = await self.command(number, "CLUSTER", "MYID")
+                await self.command(self._primaries + number, "CLUSTER", "REPLICATE", primary.decode())
             self._file.write_bytes(msgspec.json.encode(self._found))
             self._file.chmod(0o600)
             self._is_new = False
@@ -204,32 +213,16 @@ class EmbeddedCluster:
                     await asyncio.sleep(POLL_S)
 
     async def _awaits_failover(self, lost: str) -> bool:
-        views = await self._views()
-        if not views:  # They are too busy, unless there are none.
-            return any(server.alive for server in self.nodes)
-        return any(awaits_failover(view, lost) for view in views)
-
-    async def _views(self) -> list[list[NodeView]]:
-        """What each server that responds sees."""
         asked = [
             self.command(number, "CLUSTER", "NODES", timeout_s=VIEW_TIMEOUT_S)
             for number, server in enumerate(self.nodes)
             if server.alive
         ]
         found = await asyncio.gather(*asked, return_exceptions=True)
-        return [parse_nodes(view.decode()) for view in found if isinstance(view, bytes)]
-
-    async def _create(self) -> None:
-        for number, (first, last) in enumerate(slot_ranges(self._primaries)):
-            await self.command(number, "CLUSTER", "ADDSLOTSRANGE", first, last)
-        for number, (port, bus_port) in enumerate(self._found.ports):
-            await self.command(number, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-            if number:
-                await self.command(0, "CLUSTER", "MEET", HOST, port, bus_port)
-        await self._until(self._all_met, "the servers know each other")
-        for number in range(self._primaries):
-            primary = await self.command(number, "CLUSTER", "MYID")
-            await self.command(self._primaries + number, "CLUSTER", "REPLICATE", primary.decode())
+        views = [parse_nodes(view.decode()) for view in found if isinstance(view, bytes)]
+        if not views:  # They are too busy, unless there are none.
+            return any(server.alive for server in self.nodes)
+        return any(awaits_failover(view, lost) for view in views)
 
     async def _all_met(self) -> bool:
         count = str(len(self.nodes)).encode()
@@ -254,17 +247,13 @@ class EmbeddedCluster:
     async def _until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while not await self._holds(condition):  # noqa: ASYNC110 - the servers only answer questions
+                while True:
+                    with suppress(RedisError, OSError, TimeoutError):
+                        if await condition():
+                            return
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise EmbeddedServerError(f"The embedded cluster did not start: {what} was not reached.") from None
-
-    @staticmethod
-    async def _holds(condition: Callable[[], Awaitable[bool]]) -> bool:
-        try:
-            return await condition()
-        except (RedisError, OSError, TimeoutError):
-            return False
 
 
 def _field(info: bytes, name: bytes) -> bytes:

@@ -86,26 +86,11 @@ class EmbeddedPostgres(EmbeddedServer):
             return
         bin_dir = find_postgres()
         major = _major_version(bin_dir)
-        user = self._prepare_directories(bin_dir)
-        await self._clear_leftover()
-        if not (self.home / "PG_VERSION").exists():
-            await asyncio.to_thread(self._create_cluster, bin_dir, major, user)
-        self._check_version(major)
-        self._run([str(bin_dir / "postgres"), *self._arguments(major)], user)
-        await self._wait_ready()
-
-    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Shut down; after `grace_s` seconds, kill all processes of the server."""
-        await super().stop(grace_s)
-
-    def _prepare_directories(self, bin_dir: Path) -> ProcessUser:
         # As root, the unprivileged user of the server must be able to enter the data directory, but not to list it.
         self.home.parent.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
         prepare_socket_dir(self._socket_dir)
         change_owner(self._socket_dir)
-        return choose_user(bin_dir, _catalog_file(bin_dir), [self.home.parent, self._socket_dir])
-
-    async def _clear_leftover(self) -> None:
+        user = choose_user(bin_dir, _catalog_file(bin_dir), [self.home.parent, self._socket_dir])
         pid_file = self.home / "postmaster.pid"
         await self._end_leftover(pid_file, [POSTGRES_SERVER])
         # PostgreSQL does not start while the pid in a stale file belongs to any process: another one of the user, or
@@ -115,6 +100,25 @@ class EmbeddedPostgres(EmbeddedServer):
         with contextlib.suppress(OSError, IndexError):
             if lock.read_text().splitlines()[1] == str(self.home):  # The second line is the data directory.
                 lock.unlink()
+        if not (self.home / "PG_VERSION").exists():
+            await asyncio.to_thread(self._create_cluster, bin_dir, major, user)
+        found = (self.home / "PG_VERSION").read_text().strip()
+        if found != str(major):
+            raise EmbeddedServerError(
+                f"{self.home} was created by PostgreSQL {found}, but the installed server is version {major}: "
+                "use another data directory, or remove this one if its data is not needed."
+            )
+        settings = SETTINGS | {"unix_socket_directories": str(self._socket_dir)}
+        settings |= EPHEMERAL_SETTINGS if self._ephemeral else {}
+        if major >= 18:
+            settings["io_method"] = "sync"  # Saves three helper processes.
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        self._run([str(bin_dir / "postgres"), "-D", str(self.home), *options, *self._extra_args], user)
+        await self._wait_ready()
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Shut down; after `grace_s` seconds, kill all processes of the server."""
+        await super().stop(grace_s)
 
     def _create_cluster(self, bin_dir: Path, major: int, user: ProcessUser) -> None:
         # Created under another name and renamed, so that an interrupted initdb never looks like a cluster.
@@ -122,40 +126,20 @@ class EmbeddedPostgres(EmbeddedServer):
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(mode=0o700)
         change_owner(building)
-        self._run_initdb(bin_dir, building, major, user)
-        if self.home.exists():
-            self.home.rmdir()
-        building.rename(self.home)
-
-    def _run_initdb(self, bin_dir: Path, directory: Path, major: int, user: ProcessUser) -> None:
         options = ["--encoding=UTF8", "--locale=C", "--auth=trust", f"--username={NAME}", "--no-instructions"]
         if major >= 17:  # The same collation on every system, independent of the installed locales.
             options += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         if self._ephemeral:
             options.append("--no-sync")
         try:
-            done = user.run([str(bin_dir / "initdb"), f"--pgdata={directory}", *options], INITDB_TIMEOUT_S)
+            done = user.run([str(bin_dir / "initdb"), f"--pgdata={building}", *options], INITDB_TIMEOUT_S)
         except (OSError, subprocess.SubprocessError) as error:
             raise EmbeddedServerError(f"initdb could not be run: {error}") from error
         if done.returncode != 0:
             raise EmbeddedServerError(f"initdb failed:\n{done.stderr.decode(errors='replace').strip()}")
-
-    def _check_version(self, major: int) -> None:
-        found = (self.home / "PG_VERSION").read_text().strip()
-        if found != str(major):
-            raise EmbeddedServerError(
-                f"{self.home} was created by PostgreSQL {found}, but the installed server is version {major}: "
-                "use another data directory, or remove this one if its data is not needed."
-            )
-
-    def _arguments(self, major: int) -> list[str]:
-        settings = SETTINGS | {"unix_socket_directories": str(self._socket_dir)}
-        if self._ephemeral:
-            settings |= EPHEMERAL_SETTINGS
-        if major >= 18:
-            settings["io_method"] = "sync"  # Saves three helper processes.
-        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        return ["-D", str(self.home), *options, *self._extra_args]
+        if self.home.exists():
+            self.home.rmdir()
+        building.rename(self.home)
 
     async def _responds(self) -> bool:
         """Create the database if it does not exist; False while the server does not accept connections yet."""

@@ -63,13 +63,10 @@ class EmbeddedServer(ChildProcess):
             raise
         if problem:
             self.kill()
-            raise self._failure(problem)
-
-    def _failure(self, problem: str) -> EmbeddedServerError:
-        tail = "(no log)"
-        with contextlib.suppress(OSError):
-            tail = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip() or "(empty)"
-        return EmbeddedServerError(f"{self._title} {problem}. The end of {self._log}:\n{tail}")
+            tail = "(no log)"
+            with contextlib.suppress(OSError):
+                tail = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip() or "(empty)"
+            raise EmbeddedServerError(f"{self._title} {problem}. The end of {self._log}:\n{tail}")
 
     async def _end_leftover(self, pid_file: Path, names: Sequence[str]) -> None:
         """Kill the server that an earlier run left in the working directory. Raises EmbeddedServerError if it does not end."""

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,9 +52,11 @@ def choose_user(bin_dir: Path, readable: Path, directories: Sequence[Path]) -> P
     """
     if os.geteuid() != 0:
         return ProcessUser()
+    paths = [str(path) for path in (readable, bin_dir / "initdb", bin_dir / "postgres", *directories)]
     for user in _candidates():
-        if _has_access(user, bin_dir, readable, directories):
-            return user
+        with suppress(OSError, subprocess.SubprocessError):
+            if user.run(["/bin/sh", "-c", PROBE_SCRIPT, "probe", *paths], PROBE_TIMEOUT_S).returncode == 0:
+                return user
     places = ", ".join(str(path) for path in (bin_dir, *directories))
     raise EmbeddedServerError(
         f"PostgreSQL refuses to run as root, and the unprivileged user {UNPRIVILEGED_ID} cannot reach {places}: "
@@ -82,11 +85,3 @@ def _candidates() -> Iterator[ProcessUser]:
                 f"--bounding-set=-all,+{capability}",
             )
             yield ProcessUser(prefix=(setpriv, *options))
-
-
-def _has_access(user: ProcessUser, bin_dir: Path, readable: Path, directories: Sequence[Path]) -> bool:
-    paths = [str(path) for path in (readable, bin_dir / "initdb", bin_dir / "postgres", *directories)]
-    try:
-        return user.run(["/bin/sh", "-c", PROBE_SCRIPT, "probe", *paths], PROBE_TIMEOUT_S).returncode == 0
-    except (OSError, subprocess.SubprocessError):
-        return False

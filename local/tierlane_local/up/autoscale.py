@@ -7,7 +7,7 @@ two gateways can take a step at different times. A worker that is removed finish
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 
@@ -114,10 +114,9 @@ class WorkerAutoscaler:
         """None without a valid response; then nothing changes."""
         try:
             async with session.get(self._url) as response:
-                return self._read(await response.json(content_type=None)) if response.status == 200 else None
+                if response.status != 200:
+                    return None
+                row = (await response.json(content_type=None))["pools"][self._pool]
+                return PoolAdvice(int(row["current_workers"]), int(row["recommended_workers"]), str(row["reason"]))
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
             return None
-
-    def _read(self, document: Any) -> PoolAdvice:
-        row = document["pools"][self._pool]
-        return PoolAdvice(int(row["current_workers"]), int(row["recommended_workers"]), str(row["reason"]))

@@ -12,7 +12,11 @@ def banner(http_url: str, keys: Mapping[str, str], models: Sequence[str], data_d
     """
     served = f"model{'s' if len(models) > 1 else ''} {', '.join(models)}"
     parts = [f"\nTierlane is ready: {http_url}, {served}. Try it as each of the demo customers:\n"]
-    parts += [f"\n# {tier}\n{_curl(http_url, key)}\n" for tier, key in keys.items()]
+    body = f"-H 'Content-Type: application/json' -d '{{\"input\": \"{EXAMPLE_INPUT}\"}}'"
+    parts += [
+        f"\n# {tier}\ncurl -s {http_url}/v1/inference -H 'Authorization: Bearer {key}' {body}\n"
+        for tier, key in keys.items()
+    ]
     parts.append(
         (f"\ngRPC    {grpc}" if grpc else "") + f"\nDocs    {http_url}/docs"
         f"\nPage    {http_url}/internal/dashboard (log in with the token in {data_dir}/service-token)"
@@ -21,10 +25,3 @@ def banner(http_url: str, keys: Mapping[str, str], models: Sequence[str], data_d
         "\nStop    Ctrl-C\n\n"
     )
     return "".join(parts)
-
-
-def _curl(http_url: str, key: str) -> str:
-    return (
-        f"curl -s {http_url}/v1/inference -H 'Authorization: Bearer {key}' "
-        f"-H 'Content-Type: application/json' -d '{{\"input\": \"{EXAMPLE_INPUT}\"}}'"
-    )

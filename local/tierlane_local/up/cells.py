@@ -4,7 +4,7 @@ With --cluster, cells are slots of the cluster, so they need no servers. The tab
 was drained stays drained when the stack starts again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import asyncpg
@@ -45,21 +45,15 @@ async def write_cells(database_url: str, servers: Mapping[str, str | None], home
         rows = await connection.fetch(
             "SELECT name, redis_url FROM cells WHERE state <> 'closed' AND name <> $1", DEFAULT_CELL
         )
-        if left := [name for name, url in rows if name not in servers and _is_ours(home, name, url)]:
-            raise StackError(_not_closed(left))
+        kept = [name for name, url in rows if url == cell_server(home, name, ephemeral=False).url]
+        if left := sorted(set(kept) - servers.keys(), key=lambda name: (len(name), name)):
+            *others, last = left
+            which = f"Cells {', '.join(others)} and {last}" if others else f"Cell {last}"
+            missing = f"{which} of this data directory must be drained and closed first"
+            raise StackError(f"{missing}: start with --cells {last.lstrip('c')}, and do that.")
         for name, url in servers.items():
             await connection.execute(_UPSERT, name, url)
     except asyncpg.PostgresError as error:
         raise StackError(f"PostgreSQL rejected the cells: {error}") from error
     finally:
         await connection.close()
-
-
-def _is_ours(home: Path, name: str, url: str | None) -> bool:
-    return url == cell_server(home, name, ephemeral=False).url
-
-
-def _not_closed(names: Iterable[str]) -> str:
-    *others, last = sorted(names, key=lambda name: (len(name), name))
-    which = f"Cells {', '.join(others)} and {last}" if others else f"Cell {last}"
-    return f"{which} of this data directory must be drained and closed first: start with --cells {last.lstrip('c')}, and do that."

@@ -55,20 +55,17 @@ class LogLines:
         threading.Thread(target=self._copy, args=(name, source), name=f"log of {name}", daemon=True).start()
 
     def write(self, name: str, line: bytes) -> None:
-        self._emit(self._prefix(name) + line.rstrip(b"\r\n") + b"\n")
-
-    def _copy(self, name: str, source: BinaryIO) -> None:
-        with source:
-            while line := source.readline(MAX_LINE_BYTES):
-                self.write(name, line)
-
-    def _prefix(self, name: str) -> bytes:
         with self._lock:
             if name not in self._prefixes:
                 text = f"{name:<{NAME_WIDTH}} | "
                 colour = COLOURS[len(self._prefixes) % len(COLOURS)]
                 self._prefixes[name] = (f"\x1b[{colour}m{text}\x1b[0m" if self._coloured else text).encode()
-            return self._prefixes[name]
+        self._emit(self._prefixes[name] + line.rstrip(b"\r\n") + b"\n")
+
+    def _copy(self, name: str, source: BinaryIO) -> None:
+        with source:
+            while line := source.readline(MAX_LINE_BYTES):
+                self.write(name, line)
 
     def _emit(self, data: bytes) -> None:
         with self._lock:
@@ -104,8 +101,13 @@ class DataDir:
 
     def _lock(self) -> None:
         deadline = time.monotonic() + CLEANUP_WAIT_S
-        while not _try_lock(self.lock_fd):
-            holder = _holder(self.lock_fd)
+        while True:
+            try:
+                fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                text = os.pread(self.lock_fd, 20, 0)
+            holder = int(text) if text.isdigit() else None
             if holder is None or psutil.pid_exists(holder) or time.monotonic() > deadline:
                 os.close(self.lock_fd)
                 raise StackError(
@@ -155,19 +157,6 @@ def write_private(path: Path, text: str) -> None:
     building.replace(path)
 
 
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _holder(descriptor: int) -> int | None:
-    text = os.pread(descriptor, 20, 0)
-    return int(text) if text.isdigit() else None
-
-
 @contextmanager
 def held_port(host: str, port: int, option: str = "--port") -> Iterator[int]:
     """Reserve a port, any free one for 0: in the block, only servers of this user with SO_REUSEPORT can listen on it.
@@ -176,7 +165,13 @@ def held_port(host: str, port: int, option: str = "--port") -> Iterator[int]:
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        held = _held(family, _tried(family, address))
+        # Bound without SO_REUSEPORT, so that this fails if another stack listens on it.
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Allow it despite closed connections.
+            trial.bind(address)
+            trial.listen(1)
+            chosen = tuple(trial.getsockname())
+        held = _held(family, chosen)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise StackError(
@@ -198,15 +193,6 @@ def _by(port: int) -> str:
         found = [f"{psutil.Process(pid).name()}, pid {pid}" for pid in sorted(filter(None, pids))]
         return f" by {'; '.join(found)}" if found else ""
     return ""
-
-
-def _tried(family: int, address: tuple[object, ...]) -> tuple[object, ...]:
-    """The address with its port. It is bound without SO_REUSEPORT, so that this fails if another stack listens on it."""
-    with socket.socket(family, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Allow it despite closed connections.
-        trial.bind(address)
-        trial.listen(1)
-        return tuple(trial.getsockname())
 
 
 def _held(family: int, address: tuple[object, ...]) -> socket.socket:

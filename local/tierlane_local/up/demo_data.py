@@ -5,6 +5,7 @@ A later start adds only missing rows, so changes are kept.
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import asyncpg
@@ -48,28 +49,19 @@ def demo_model(backend: str, pool: str, max_batch_size: int | None) -> DemoModel
     """The row of the model for a backend."""
     kind, _, rest = backend.partition(":")
     size = max_batch_size or default_batch_size(backend)
-    rate = _prior_rate(kind, rest, size)
-    return DemoModel(_model_name(kind, rest), pool, size, max_batch_size, rate)
-
-
-def _model_name(kind: str, rest: str) -> str:
-    if kind in ("tiny", "simulated"):
-        return kind
-    if kind in ("openai", "oip"):
-        rest = rest.partition("#")[2] or kind  # The name at the server, as its clients know it.
-    name = rest.rstrip("/").rpartition("/")[2] if kind in ("hf", "openai", "oip") else rest
-    # Characters that the column does not accept become a dash.
-    return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:128] or "model"
-
-
-def _prior_rate(kind: str, rest: str, size: int) -> float:
-    if kind != "simulated":
-        return TINY_RPS if kind == "tiny" else OTHER_RPS
-    try:
-        batch_ms = float(rest) if rest else DEFAULT_SIMULATED_MS
-    except ValueError:
-        batch_ms = DEFAULT_SIMULATED_MS  # The worker reports the error.
-    return min(1e6, size * 1000 / max(batch_ms, 1.0))
+    name, rate = kind, TINY_RPS if kind == "tiny" else OTHER_RPS
+    if kind == "simulated":
+        batch_ms = DEFAULT_SIMULATED_MS
+        with suppress(ValueError):  # The worker reports the error.
+            batch_ms = float(rest or batch_ms)
+        rate = min(1e6, size * 1000 / max(batch_ms, 1.0))
+    elif kind != "tiny":
+        if kind in ("openai", "oip"):
+            rest = rest.partition("#")[2] or kind  # The name at the server, as its clients know it.
+        name = rest.rstrip("/").rpartition("/")[2] if kind in ("hf", "openai", "oip") else rest
+        # Characters that the column does not accept become a dash.
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:128] or "model"
+    return DemoModel(name, pool, size, max_batch_size, rate)
 
 
 def demo_models(settings: Settings) -> list[DemoModel]:
@@ -91,7 +83,24 @@ async def seed_demo(database_url: str, data_dir: DataDir, models: Sequence[DemoM
     try:
         keys = await _demo_keys(connection, data_dir.read_json(KEYS_FILE))
         data_dir.write_json(KEYS_FILE, dict(keys))
-        await _seed_models(connection, data_dir, models)
+        # A model of an earlier start has no worker now, so requests for it would wait.
+        ours = [str(name) for name in data_dir.read_json(MODELS_FILE).get("models", [])]
+        names = [model.name for model in models]
+        await connection.execute(
+            "UPDATE models SET enabled = false WHERE name = ANY($1) AND name <> ALL($2) AND enabled", ours, names
+        )
+        for model in models:
+            await connection.execute(
+                UPSERT_MODEL,
+                model.name,
+                model.pool,
+                model.max_batch_size,
+                MAX_WAIT_MS,
+                model.rps_per_gpu,
+                TARGET_UTILIZATION,
+                model.wanted_batch_size,
+            )
+        data_dir.write_json(MODELS_FILE, {"models": sorted({*ours, *names})})
     except asyncpg.PostgresError as error:
         raise StackError(f"PostgreSQL rejected the demo data: {error}") from error
     finally:
@@ -107,42 +116,15 @@ async def _demo_keys(connection: "asyncpg.Connection[asyncpg.Record]", kept: dic
             "INSERT INTO customers (name, tier) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING", customer, tier
         )
         key = kept.get(tier)
-        if not isinstance(key, str) or not await _is_known(connection, key, customer):
-            key = str(await connection.fetchval("SELECT issue_api_key($1, $2)", customer, KEY_NAME))
-        keys[tier] = key
-    return keys
-
-
-async def _is_known(connection: "asyncpg.Connection[asyncpg.Record]", key: str, customer: str) -> bool:
-    """Whether the database contains this key and it is valid; the database may have been replaced."""
-    parts = key.split("_")
-    found = await connection.fetchval(
-        "SELECT count(*) FROM api_keys AS k JOIN customers AS c ON c.id = k.customer_id "
-        "WHERE k.id = $1 AND c.name = $2 AND k.revoked_at IS NULL",
-        parts[1] if len(parts) > 1 else "",
-        customer,
-    )
-    return bool(found)
-
-
-async def _seed_models(
-    connection: "asyncpg.Connection[asyncpg.Record]", data_dir: DataDir, models: Sequence[DemoModel]
-) -> None:
-    # A model of an earlier start has no worker now, so requests for it would wait.
-    ours = [str(name) for name in data_dir.read_json(MODELS_FILE).get("models", [])]
-    names = [model.name for model in models]
-    await connection.execute(
-        "UPDATE models SET enabled = false WHERE name = ANY($1) AND name <> ALL($2) AND enabled", ours, names
-    )
-    for model in models:
-        await connection.execute(
-            UPSERT_MODEL,
-            model.name,
-            model.pool,
-            model.max_batch_size,
-            MAX_WAIT_MS,
-            model.rps_per_gpu,
-            TARGET_UTILIZATION,
-            model.wanted_batch_size,
+        parts = key.split("_") if isinstance(key, str) else []
+        # The database may have been replaced since the key was kept.
+        is_known = len(parts) > 1 and await connection.fetchval(
+            "SELECT count(*) FROM api_keys AS k JOIN customers AS c ON c.id = k.customer_id "
+            "WHERE k.id = $1 AND c.name = $2 AND k.revoked_at IS NULL",
+            parts[1],
+            customer,
         )
-    data_dir.write_json(MODELS_FILE, {"models": sorted({*ours, *names})})
+        if not is_known:
+            key = str(await connection.fetchval("SELECT issue_api_key($1, $2)", customer, KEY_NAME))
+        keys[tier] = str(key)
+    return keys

@@ -22,7 +22,10 @@ def end_leftovers(data_dir: DataDir, lines: LogLines, *, replace: bool, ask: Ask
 
     Raises StackError with their names otherwise.
     """
-    held = _held(data_dir)
+    kept = data_dir.read_json(LEASH_FILE)
+    held = Held(str(kept.get("mark", "")))
+    for line in kept.get("lines", []):
+        held.note(str(line))
     left = held.left()
     if left:
         message = f"{_named(data_dir, left)} of an earlier `tierlane up` on {data_dir.path} still run"
@@ -32,14 +35,6 @@ def end_leftovers(data_dir: DataDir, lines: LogLines, *, replace: bool, ask: Ask
     held.clear()
     if left := held.left():
         raise StackError(f"{_named(data_dir, left)} cannot be ended: end them, or choose another --data-dir.")
-
-
-def _held(data_dir: DataDir) -> Held:
-    kept = data_dir.read_json(LEASH_FILE)
-    held = Held(str(kept.get("mark", "")))
-    for line in kept.get("lines", []):
-        held.note(str(line))
-    return held
 
 
 def _named(data_dir: DataDir, left: list[psutil.Process]) -> str:

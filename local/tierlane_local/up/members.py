@@ -73,37 +73,32 @@ class RoleEnvironment:
 
     def for_role(self, role: str, name: str, overrides: Mapping[str, object] | None = None) -> dict[str, str]:
         """The complete environment of the process `name`; `overrides` are its own settings."""
+        settings = self.settings
         env = {key: value for key, value in os.environ.items() if key not in NOT_A_ROLES}
-        values = self._values(role, name) | dict(overrides or {})
+        # All values are passed, so that the role does not read the settings file again with another precedence.
+        values = {setting: value for setting, value in settings if value is not None and setting not in STACK_ONLY}
+        # Separate directories, because the audit spool of a gateway has one writer.
+        values["data_dir"] = settings.data_dir / name
+        values.setdefault("metrics_dir", settings.data_dir / "metrics")  # Gateways on one port sum their counters.
+        values.setdefault("body_dir", body_dir(settings.data_dir))
+        values["notice_ms"] = 0  # There is no load balancer.
+        if role in ("gateway", "scheduler"):
+            values["process_name"] = name
         if role == "worker":  # It runs the code of the model.
             env = {key: value for key, value in env.items() if key not in NOT_A_WORKERS}
-            backend = str(values.get("backend", ""))
-            values.setdefault("torch_threads", default_torch_threads(backend, self._workers()))
+            values["worker_id"] = name
+            token = settings.service_token.get_secret_value()
+            values["direct_token"] = settings.direct_token.get_secret_value() or direct_token(token)
+            values = {setting: value for setting, value in values.items() if variable(setting) not in NOT_A_WORKERS}
+        values |= overrides or {}
+        if role == "worker":
+            own = settings.scale_bounds[1] if settings.autoscale else settings.workers
+            workers = own + sum(pool.workers for pool in parse_pools(settings.pools, settings.pool))
+            values.setdefault("torch_threads", default_torch_threads(str(values.get("backend", "")), workers))
         env |= {variable(setting): _text(value) for setting, value in values.items()}
         env[CONFIG_VARIABLE] = os.devnull  # All settings are here; the default file may have those of the stack only.
         env["PYTHONUNBUFFERED"] = "1"  # Otherwise the last output of a killed role is lost.
         return env
-
-    def _values(self, role: str, name: str) -> dict[str, object]:
-        # All values are passed, so that the role does not read the settings file again with another precedence.
-        values = {setting: value for setting, value in self.settings if value is not None and setting not in STACK_ONLY}
-        # Separate directories, because the audit spool of a gateway has one writer.
-        values["data_dir"] = self.settings.data_dir / name
-        values.setdefault("metrics_dir", self.settings.data_dir / "metrics")  # Gateways on one port sum their counters.
-        values.setdefault("body_dir", body_dir(self.settings.data_dir))
-        values["notice_ms"] = 0  # There is no load balancer.
-        if role in ("gateway", "scheduler"):
-            values["process_name"] = name
-        if role == "worker":
-            values["worker_id"] = name
-            token = self.settings.service_token.get_secret_value()
-            values["direct_token"] = self.settings.direct_token.get_secret_value() or direct_token(token)
-            values = {setting: value for setting, value in values.items() if variable(setting) not in NOT_A_WORKERS}
-        return values
-
-    def _workers(self) -> int:
-        own = self.settings.scale_bounds[1] if self.settings.autoscale else self.settings.workers
-        return own + sum(pool.workers for pool in parse_pools(self.settings.pools, self.settings.pool))
 
 
 def body_dir(data_dir: Path) -> Path:

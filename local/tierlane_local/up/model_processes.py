@@ -1,5 +1,7 @@
 """The model processes of the workers of a stack."""
 
+from contextlib import suppress
+
 import psutil
 
 from tierlane_local.child_process import still_runs
@@ -19,17 +21,12 @@ class ModelProcesses:
         seen_pid, models = self._seen.get(name, (0, []))
         # Listing children reads all processes of the machine, so it is repeated only after a process has ended.
         if seen_pid != pid or not models or not all(still_runs(model) for model in models):
-            models = _models_of(pid)
+            models = []
+            with suppress(psutil.Error):
+                children = psutil.Process(pid).children(recursive=True)
+                models = [child for child in children if still_runs(child) and not _is_helper(child)]
             self._seen[name] = (pid, models)
         return models
-
-
-def _models_of(pid: int) -> list[psutil.Process]:
-    try:
-        children = psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        return []
-    return [child for child in children if still_runs(child) and not _is_helper(child)]
 
 
 def _is_helper(process: psutil.Process) -> bool:

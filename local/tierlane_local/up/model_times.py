@@ -39,14 +39,16 @@ def code_of(worker: WorkerView) -> str:
     return "model_too_slow" if worker.model_ms > worker.timeout_ms else "deadline_exceeded"
 
 
-async def measured_workers(redis_urls: Iterable[str], pools: Sequence[str]) -> dict[str, list[WorkerView]]:
+async def measured_workers(
+    redis_urls: Iterable[str], pools: Sequence[str], gone_ms: int
+) -> dict[str, list[WorkerView]]:
     """The workers of each pool as they last reported, in all cells; those at a Redis that does not respond are missing."""
     found: dict[str, list[WorkerView]] = {pool: [] for pool in pools}
     for url in redis_urls:
         client = command_client(await server_url(url))
         try:
             for pool in pools:
-                found[pool] += (await Presence(client, Keys(pool, tag_at(client))).observe([])).workers
+                found[pool] += (await Presence(client, Keys(pool, tag_at(client)), gone_ms=gone_ms).observe([])).workers
         except RedisUnavailable:
             continue
         finally:

@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -124,8 +123,10 @@ class Held:
                 self._processes.append(psutil.Process(int(value)))
             elif verb == "server":
                 self._workdirs.append(Path(value))
-            elif verb == "remove" and _is_removable(Path(value)):
-                self._directories.append(Path(value))
+            elif verb == "remove":
+                directory, places = Path(value), (Path(tempfile.gettempdir()), SHARED_MEMORY)
+                if directory.parent in places and directory.name.startswith(REMOVABLE_PREFIX):
+                    self._directories.append(directory)
 
     def clear(self) -> None:
         """Kill everything until nothing is left or two seconds have passed, and delete the directories."""
@@ -138,15 +139,13 @@ class Held:
 
     def left(self) -> list[psutil.Process]:
         """All processes that still run."""
-        return list({process.pid: process for process in self._found()}.values())
-
-    def _found(self) -> Iterator[psutil.Process]:
-        for process in self._processes:
-            if still_runs(process):
-                yield from family(process.pid)
+        registered = [process.pid for process in self._processes if still_runs(process)]
+        found = {process.pid: process for pid in registered for process in family(pid)}
         for process in psutil.process_iter():
-            if process.pid != os.getpid() and (self._is_marked(process) or self._is_server(process)):
-                yield process
+            is_server = any(is_server_of(process, workdir, SERVER_NAMES) for workdir in self._workdirs)
+            if process.pid != os.getpid() and (is_server or self._is_marked(process)):
+                found[process.pid] = process
+        return list(found.values())
 
     def _is_marked(self, process: psutil.Process) -> bool:
         try:
@@ -154,14 +153,6 @@ class Held:
         except (psutil.Error, OSError):
             return False
         return marked and still_runs(process)
-
-    def _is_server(self, process: psutil.Process) -> bool:
-        return any(is_server_of(process, workdir, SERVER_NAMES) for workdir in self._workdirs)
-
-
-def _is_removable(directory: Path) -> bool:
-    places = (Path(tempfile.gettempdir()), SHARED_MEMORY)
-    return directory.parent in places and directory.name.startswith(REMOVABLE_PREFIX)
 
 
 def main() -> None:

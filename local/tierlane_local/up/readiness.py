@@ -4,7 +4,7 @@ import asyncio
 import http.client
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import closing
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -19,7 +19,13 @@ DISTRIBUTES = sys.platform == "linux"  # New connections to the gateways on one 
 
 
 async def wait_until_ready(
-    http_url: str, service_token: str, redis_urls: Collection[str], pools: Collection[str], gateways: Collection[str]
+    http_url: str,
+    service_token: str,
+    redis_urls: Collection[str],
+    pools: Collection[str],
+    gateways: Collection[str],
+    *,
+    gone_ms: int,
 ) -> None:
     """Return when each of the gateways serves these pools, in any cell; the caller sets the deadline.
 
@@ -29,20 +35,16 @@ async def wait_until_ready(
     while True:
         for _ in gateways:
             seen = await asyncio.to_thread(_look, http_url, service_token, pools)
-            if seen is None or await _missing(redis_urls, seen.unserved):
+            if seen is None:
+                break
+            workers = await measured_workers(redis_urls, seen.unserved, gone_ms) if seen.unserved else {}
+            # A pool has not started. With a model that is too slow, it has, but without a healthy worker.
+            if any(all(worker.status != SLOW for worker in workers[pool]) for pool in seen.unserved):
                 break
             waiting_for.discard(seen.gateway)
             if not waiting_for or not DISTRIBUTES:
                 return
         await asyncio.sleep(POLL_S)
-
-
-async def _missing(redis_urls: Collection[str], pools: Sequence[str]) -> bool:
-    """Whether one of these pools has not started. With a model that is too slow, it has, but without a healthy worker."""
-    if not pools:
-        return False
-    workers = await measured_workers(redis_urls, pools)
-    return any(all(worker.status != SLOW for worker in workers[pool]) for pool in pools)
 
 
 class _Look(NamedTuple):

@@ -41,7 +41,10 @@ def _run_locked(settings: Settings, lines: LogLines, command: Command) -> int:
             port = held.enter_context(held_port(settings.host, settings.port))
             if settings.grpc_port:
                 held.enter_context(held_port(settings.host, settings.grpc_port, "--grpc-port"))
-            settings = _completed(settings, data_dir, port)
+            updates: dict[str, object] = {"data_dir": data_dir.path, "port": port}
+            if not settings.service_token.get_secret_value():
+                updates["service_token"] = SecretStr(data_dir.service_token())
+            settings = settings.model_copy(update=updates)
             # All processes of the stack inherit it.
             os.environ[MARK_VARIABLE] = secrets.token_hex(16)
             guard = OrphanGuard(data_dir)
@@ -52,14 +55,6 @@ def _run_locked(settings: Settings, lines: LogLines, command: Command) -> int:
     finally:
         data_dir.release()
     return 0
-
-
-def _completed(settings: Settings, data_dir: DataDir, port: int) -> Settings:
-    """The settings with an absolute path, the port and a service token."""
-    updates: dict[str, object] = {"data_dir": data_dir.path, "port": port}
-    if not settings.service_token.get_secret_value():
-        updates["service_token"] = SecretStr(data_dir.service_token())
-    return settings.model_copy(update=updates)
 
 
 async def _serve(stack: Stack, lines: LogLines) -> None:

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from ledger.catalog.snapshot import CellRow
@@ -66,7 +66,9 @@ class Stack:
         settings = await self._start_servers()
         if settings.body_dir is None:
             self._guard.remove_at_end(body_dir(settings.data_dir))
-        await self._migrate(RoleEnvironment(settings, self._command))
+        migration = RoleEnvironment(settings, self._command).member("migrate", "migrate", self._lines)
+        if (code := await self._supervisor.run_once(migration)) != 0:
+            raise StackError(f"The migrations failed (exit code {code}); see the log above.")
         await write_cells(settings.session_url, self._cells, self._home)
         model, *others = demo_models(settings)
         keys = await seed_demo(settings.session_url, self._data_dir, [model, *others])
@@ -114,10 +116,21 @@ class Stack:
             raise StackError(
                 f"{flag} starts servers, but TIERLANE_REDIS_URL is set: omit one of them. `tierlane cell open` adds cells."
             )
-        home = self._home = self._server_home()
+        home = self._data_dir.path
+        if self._settings.ephemeral:
+            home = self._temporary = Path(tempfile.mkdtemp(prefix=REMOVABLE_PREFIX))
+            self._guard.remove_at_end(home)
+            if os.geteuid() == 0:
+                home.chmod(0o711)  # The user of PostgreSQL must be able to enter it.
+        self._home = home
         if not self._settings.redis_url:
             urls["redis_url"] = await self._start_redis(home)
-            await self._start_cells(home)
+            for name in cell_names(self._settings.cells):  # With a cluster, they are slots of it.
+                self._cells[name] = None
+                if not self._settings.cluster:
+                    server = cell_server(home, name, ephemeral=self._settings.ephemeral)
+                    await self._start_server(server)
+                    self._cells[name] = server.url
         if not self._settings.database_url:
             postgres = EmbeddedPostgres(home, home / "run", ephemeral=self._settings.ephemeral)
             await self._start_server(postgres)
@@ -138,45 +151,29 @@ class Stack:
         await cluster.form()
         return cluster.url
 
-    async def _start_cells(self, home: Path) -> None:
-        """Start the servers of the other cells; with a cluster, they are slots of it."""
-        for name in cell_names(self._settings.cells):
-            if self._settings.cluster:
-                self._cells[name] = None
-                continue
-            server = cell_server(home, name, ephemeral=self._settings.ephemeral)
-            await self._start_server(server)
-            self._cells[name] = server.url
-
     def _cell_urls(self, settings: Settings) -> dict[str, str]:
         """The URL of each cell of this stack."""
         rows = [CellRow(name, url, "open", 1.0) for name, url in self._cells.items()]
         return cell_urls(settings.redis_url, rows)
-
-    def _server_home(self) -> Path:
-        if not self._settings.ephemeral:
-            return self._data_dir.path
-        self._temporary = Path(tempfile.mkdtemp(prefix=REMOVABLE_PREFIX))
-        self._guard.remove_at_end(self._temporary)
-        if os.geteuid() == 0:
-            self._temporary.chmod(0o711)  # The user of PostgreSQL must be able to enter it.
-        return self._temporary
 
     async def _start_server(self, server: EmbeddedServer) -> None:
         started = time.monotonic()
         await self._supervisor.add_server(server)
         self._lines.say(f"{server.name} responds after {time.monotonic() - started:.2f} s")
 
-    async def _migrate(self, roles: RoleEnvironment) -> None:
-        code = await self._supervisor.run_once(roles.member("migrate", "migrate", self._lines))
-        if code != 0:
-            raise StackError(f"The migrations failed (exit code {code}); see the log above.")
-
     async def _start_roles(self, roles: RoleEnvironment, sizes: Mapping[str, int]) -> WorkerAutoscaler:
         settings = roles.settings
         for number in range(1, settings.schedulers + 1):
             await self._supervisor.add(roles.member("scheduler", f"scheduler-{number}", self._lines))
-        autoscaler = self._autoscaler(roles)
+
+        def make(name: str) -> RoleMember:
+            number = int(name.rpartition("-")[2])
+            return roles.member("worker", name, self._lines, self._worker_cell(settings, number))
+
+        token = self._settings.service_token.get_secret_value()
+        autoscaler = WorkerAutoscaler(
+            self._supervisor, make, self._lines, pool=self._settings.pool, url=self._http_url, token=token
+        )
         least, most = settings.scale_bounds if settings.autoscale else (settings.workers, settings.workers)
         await autoscaler.start(min(max(settings.workers, least), most))
         for pool in parse_pools(settings.pools, settings.pool):
@@ -193,27 +190,15 @@ class Stack:
         urls = list(self._cell_urls(settings).values())
         return {"redis_url": urls[(number - 1) % len(urls)]} if len(urls) > 1 else {}
 
-    def _autoscaler(self, roles: RoleEnvironment) -> WorkerAutoscaler:
-        def make(name: str) -> RoleMember:
-            number = int(name.rpartition("-")[2])
-            return roles.member("worker", name, self._lines, self._worker_cell(roles.settings, number))
-
-        return WorkerAutoscaler(
-            self._supervisor,
-            make,
-            self._lines,
-            pool=self._settings.pool,
-            url=self._http_url,
-            token=self._settings.service_token.get_secret_value(),
-        )
-
     async def _ready(self, settings: Settings) -> None:
         token = settings.service_token.get_secret_value()
         gateways = [member.name for member in self._supervisor.members if member.role == "gateway"]
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 urls = self._cell_urls(settings).values()
-                await wait_until_ready(self._http_url, token, urls, _pools(settings), gateways)
+                await wait_until_ready(
+                    self._http_url, token, urls, _pools(settings), gateways, gone_ms=settings.gone_ms
+                )
         except TimeoutError:
             raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; see the log above.") from None
 
@@ -221,7 +206,7 @@ class Stack:
         """Print the limits of each pool, and warn about models that cannot meet them, once they are measured."""
         while True:
             urls = self._cell_urls(settings).values()
-            pools = await measured_workers(urls, _pools(settings))
+            pools = await measured_workers(urls, _pools(settings), settings.gone_ms)
             workers = [each for pool in pools.values() for each in pool]
             if workers and all(is_measured(worker) for worker in workers):  # None: Redis does not respond.
                 break
@@ -242,23 +227,19 @@ class Stack:
 
     def _update(self) -> None:
         """Write stack.json; a full disk must not stop the stack."""
-        try:
-            self._file.update(self._entries())
-        except OSError as error:
-            self._lines.say(f"cannot write stack.json: {error}")
-
-    def _entries(self) -> Iterator[ProcessInfo]:
+        entries = []
         for member in self._supervisor.members:
             if not member.alive or member.role == "migrate":
                 continue
-            yield ProcessInfo(member.role, member.name, member.pid)
-            if member.role == "worker":
-                yield from self._model_entries(member.name, member.pid)
-
-    def _model_entries(self, worker: str, pid: int) -> Iterator[ProcessInfo]:
-        for index, process in enumerate(self._models.of_worker(worker, pid)):
-            name = f"{worker}-model" + (f"-{index + 1}" if index else "")
-            yield ProcessInfo("model", name, process.pid)
+            entries.append(ProcessInfo(member.role, member.name, member.pid))
+            models = self._models.of_worker(member.name, member.pid) if member.role == "worker" else []
+            for index, process in enumerate(models):
+                name = f"{member.name}-model" + (f"-{index + 1}" if index else "")
+                entries.append(ProcessInfo("model", name, process.pid))
+        try:
+            self._file.update(entries)
+        except OSError as error:
+            self._lines.say(f"cannot write stack.json: {error}")
 
 
 def _pools(settings: Settings) -> list[str]:

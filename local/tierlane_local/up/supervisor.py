@@ -121,13 +121,10 @@ class Supervisor:
             self._lines.say(f"{member.name} ended ({_cause(member.returncode)}); starting it again {when}")
             self._changed()
             await asyncio.sleep(delay)
-            await self._start_again(member)
-
-    async def _start_again(self, member: ChildProcess) -> None:
-        try:
-            await self._start(member)
-        except (EmbeddedServerError, OSError) as error:
-            self._lines.say(f"{member.name} does not start: {error}")
+            try:
+                await self._start(member)
+            except (EmbeddedServerError, OSError) as error:
+                self._lines.say(f"{member.name} does not start: {error}")
 
 
 async def _ended(member: ChildProcess) -> None:

@@ -1,18 +1,12 @@
 """`tierlane config-changes`: its options."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from tierlane.admin.options import Work, limit_option, reads
-from tierlane.command import LazyModule, option, single_verb
-
-if TYPE_CHECKING:
-    from tierlane.admin import config_history, values
-else:
-    # Help must be fast.
-    config_history = LazyModule("tierlane.admin.config_history")
-    values = LazyModule("tierlane.admin.values")
+from tierlane.command import option, single_verb
+from tierlane.lazy import config_history, values
 
 app = single_verb()
 
@@ -45,4 +39,4 @@ def config_changes(
 ) -> Work:
     """Show who changed which row of the configuration from what to what, the newest first."""
     age = None if since is None else values.duration("--since", since)
-    return config_history.show_changes(limit, customer, age, table, by)
+    return lambda call: config_history.show_changes(call, limit, customer=customer, since=age, table=table, by=by)

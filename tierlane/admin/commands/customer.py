@@ -1,17 +1,11 @@
 """`tierlane customer`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from tierlane.admin.fields import CUSTOMER
-from tierlane.admin.options import CustomerName, Given, Limit, Name, Work, Yes, reads, writes
-from tierlane.command import LazyModule, option, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.admin import customers, values
-else:
-    # Help must be fast.
-    customers = LazyModule("tierlane.admin.customers")
-    values = LazyModule("tierlane.admin.values")
+from tierlane.admin.options import CustomerName, Given, Limit, Name, Work, Yes, changes, reads, writes
+from tierlane.command import option, verb_group
+from tierlane.lazy import customers, values
 
 app = verb_group("Customers: list, show, create, set, suspend, activate, delete.", "customer create acme --tier paid")
 
@@ -36,34 +30,37 @@ def customer_show(
     ] = False,
 ) -> Work:
     """Show a customer's base limits and their sources, quotas and keys; or the secret that signs its callbacks."""
-    return customers.show_secret(name) if webhook_secret else customers.show_customer(name)
+    show = customers.show_secret if webhook_secret else customers.show_customer
+    return lambda call: show(call, name)
 
 
 @writes(app, "create", "customer create acme --tier paid --requests-per-second 50", CUSTOMER, new=True)
 def customer_create(name: Name, given: Given) -> Work:
     """Create a customer; it inherits the limits that are not given from its tier."""
-    return customers.create_customer(name, values.new_row(CUSTOMER, given))
+    row = values.new_row(CUSTOMER, given)
+    return changes(lambda connection: customers.create_customer(connection, name, row))
 
 
 @writes(app, "set", "customer set acme --tier enterprise --burst none", CUSTOMER)
 def customer_set(name: CustomerName, given: Given) -> Work:
     """Change the tier or own limits of a customer; with `none` it inherits the limit of its tier."""
-    return customers.alter_customer(name, values.changes_of(CUSTOMER, given))
+    row = values.changes_of(CUSTOMER, given)
+    return changes(lambda connection: customers.alter_customer(connection, name, row))
 
 
 @writes(app, "suspend", "customer suspend acme")
 def customer_suspend(name: CustomerName) -> Work:
     """Reject all requests of a customer with 403."""
-    return customers.alter_customer(name, {"status": "suspended"})
+    return changes(lambda connection: customers.alter_customer(connection, name, {"status": "suspended"}))
 
 
 @writes(app, "activate", "customer activate acme")
 def customer_activate(name: CustomerName) -> Work:
     """Accept requests of a suspended customer again."""
-    return customers.alter_customer(name, {"status": "active"})
+    return changes(lambda connection: customers.alter_customer(connection, name, {"status": "active"}))
 
 
 @writes(app, "delete", "customer delete acme --dry-run")
 def customer_delete(name: CustomerName, yes: Yes = False) -> Work:  # noqa: FBT002 - typer reads switches from the signature
     """Delete a customer with its keys and quotas. The audit of its requests is kept."""
-    return customers.delete_customer(name, sure=yes)
+    return lambda call: customers.delete_customer(call, name, sure=yes)

@@ -1,19 +1,24 @@
 """`tierlane key`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from tierlane.admin.fields import KEY
-from tierlane.admin.options import CustomerName, CustomerOption, Given, KeyId, Limit, OnlyCustomer, Work, reads, writes
-from tierlane.command import LazyModule, option, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.admin import customers, values
-else:
-    # Help must be fast.
-    customers = LazyModule("tierlane.admin.customers")
-    values = LazyModule("tierlane.admin.values")
+from tierlane.admin.options import (
+    CustomerName,
+    CustomerOption,
+    Given,
+    KeyId,
+    Limit,
+    OnlyCustomer,
+    Work,
+    changes,
+    reads,
+    writes,
+)
+from tierlane.command import option, verb_group
+from tierlane.lazy import customers, values
 
 Purpose: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The purpose of the key.")]
 ExpiresIn: TypeAlias = Annotated[
@@ -32,14 +37,15 @@ def key_list(customer: OnlyCustomer = None, named: CustomerOption = None, limit:
 @reads(app, "show", "key show 0123456789ab")
 def key_show(key: KeyId) -> Work:
     """Show a key."""
-    return customers.show_key(key)
+    return lambda call: customers.show_key(call, key)
 
 
 @writes(app, "create", "key create acme ci --expires-in 90d", KEY, new=True)
 def key_create(customer: CustomerName, name: Purpose, given: Given, expires_in: ExpiresIn = None) -> Work:
     """Issue a key and print it, only this once. A rate without a burst gets a burst of one second."""
     lifetime = None if expires_in is None else values.duration("--expires-in", expires_in)
-    return customers.create_key(customer, name, lifetime, values.new_row(KEY, given))
+    limit = customers.key_limit(values.new_row(KEY, given))
+    return changes(lambda connection: customers.create_key(connection, customer, name, lifetime, limit))
 
 
 @writes(app, "rotate", "key rotate 0123456789ab --grace 24h")
@@ -53,10 +59,11 @@ def key_rotate(
 ) -> Work:
     """Issue a second key with the same name and limits. Both work until the old one expires after the grace time."""
     lifetime = None if expires_in is None else values.duration("--expires-in", expires_in)
-    return customers.rotate_key(key, values.duration("--grace", grace), lifetime)
+    both = values.duration("--grace", grace)
+    return changes(lambda connection: customers.rotate_key(connection, key, both, lifetime))
 
 
 @writes(app, "revoke", "key revoke 0123456789ab")
 def key_revoke(key: KeyId) -> Work:
     """Reject a key permanently."""
-    return customers.revoke_key(key)
+    return changes(lambda connection: customers.revoke_key(connection, key))

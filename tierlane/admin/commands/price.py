@@ -1,19 +1,13 @@
 """`tierlane price`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from tierlane.admin.fields import PRICE
-from tierlane.admin.options import Given, Work, reads, writes
-from tierlane.command import LazyModule, option, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.admin import tiers_and_models, values
-else:
-    # Help must be fast.
-    tiers_and_models = LazyModule("tierlane.admin.tiers_and_models")
-    values = LazyModule("tierlane.admin.values")
+from tierlane.admin.options import Given, Work, changes, reads, writes
+from tierlane.command import option, verb_group
+from tierlane.lazy import tiers_and_models, values
 
 PricedModel: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="The model, by name.")]
 
@@ -45,7 +39,9 @@ def price_set(
     ] = None,
 ) -> Work:
     """Set the price of a model for requests from now or a later time on. Earlier prices stay, for exports of usage."""
-    return tiers_and_models.set_price(model, values.changes_of(PRICE, given), since)
+    row = values.changes_of(PRICE, given)
+    start = None if since is None else tiers_and_models.time_of("--from", since)
+    return changes(lambda connection: tiers_and_models.set_price(connection, model, row, start))
 
 
 @writes(app, "remove", "price remove tiny 2026-11-01T12:30:00")
@@ -54,4 +50,5 @@ def price_remove(
     since: Annotated[str, typer.Argument(metavar="FROM", help="When it begins, as `price list` shows it.")],
 ) -> Work:
     """Remove a price; the one before it applies instead."""
-    return tiers_and_models.remove_price(model, since)
+    start = tiers_and_models.time_of("FROM", since)
+    return changes(lambda connection: tiers_and_models.remove_price(connection, model, start))

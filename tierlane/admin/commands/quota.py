@@ -1,18 +1,12 @@
 """`tierlane quota`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
-from tierlane.admin.options import CustomerOption, OnlyCustomer, Work, reads, writes
-from tierlane.command import LazyModule, option, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.admin import customers, values
-else:
-    # Help must be fast.
-    customers = LazyModule("tierlane.admin.customers")
-    values = LazyModule("tierlane.admin.values")
+from tierlane.admin.options import CustomerOption, OnlyCustomer, Work, changes, reads, writes
+from tierlane.command import option, verb_group
+from tierlane.lazy import customers, values
 
 OfTier: TypeAlias = Annotated[
     str | None, option("--tier", "For each customer of this tier, instead of one customer.", metavar="NAME")
@@ -51,10 +45,12 @@ def quota_list(
 @writes(app, "set", "quota set acme 10000/day\nquota set --tier free '100 usd/month'")
 def quota_set(words: Quota, tier: OfTier = None) -> Work:
     """Set a quota, such as 10000/day. It replaces that of the same period and unit; requests already made count."""
-    return customers.set_quota(words, tier)
+    customer, text = customers.owner_and_quota(words, tier)
+    return changes(lambda connection: customers.set_quota(connection, customer, tier, text))
 
 
 @writes(app, "remove", "quota remove acme day")
 def quota_remove(words: OldQuota, tier: OfTier = None) -> Work:
     """Remove a quota."""
-    return customers.remove_quota(words, tier)
+    customer, text = customers.owner_and_quota(words, tier)
+    return changes(lambda connection: customers.remove_quota(connection, customer, tier, text))

@@ -1,20 +1,13 @@
 """`tierlane tier` and `tierlane model`: their verbs and options."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import typer
 
 from tierlane.admin.fields import MODEL, TIER, Field
-from tierlane.admin.options import Given, Name, Work, reads, writes
-from tierlane.command import LazyModule, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.admin import tiers_and_models, values
-else:
-    # Help must be fast.
-    tiers_and_models = LazyModule("tierlane.admin.tiers_and_models")
-    values = LazyModule("tierlane.admin.values")
+from tierlane.admin.options import Given, Name, Work, changes, reads, writes
+from tierlane.command import verb_group
+from tierlane.lazy import tiers_and_models, values
 
 tier_app = verb_group("Tiers: list, show, set, create, delete.", "tier set free --requests-per-second 50 --burst 100")
 
@@ -41,19 +34,21 @@ def _add_verbs(
 
     @reads(app, "show", f"{noun} show {example}", says="Show one with the meaning of its columns.")
     def show(name: Name) -> Work:
-        return rows().show_one(name)
+        return lambda call: rows().show_one(call, name)
 
     @writes(app, "set", f"{noun} set {example} {set_options}", fields, says=set_help)
     def set_(name: Name, given: Given) -> Work:
-        return rows().alter(name, values.changes_of(fields, given))
+        changed = values.changes_of(fields, given)
+        return changes(lambda connection: rows().alter(connection, name, changed))
 
     @writes(app, "create", f"{noun} create {create_options}", fields, new=True, says="Create one.")
     def create(name: Name, given: Given) -> Work:
-        return rows().create(name, values.new_row(fields, given))
+        new = values.new_row(fields, given)
+        return changes(lambda connection: rows().create(connection, name, new))
 
     @writes(app, "delete", f"{noun} delete {example} --dry-run", says=delete_help)
     def delete(name: Name) -> Work:
-        return rows().delete(name)
+        return changes(lambda connection: rows().delete(connection, name))
 
 
 _add_verbs(

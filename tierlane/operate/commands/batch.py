@@ -1,17 +1,12 @@
 """`tierlane batch`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from tierlane.admin.options import Limit, Work, reads
-from tierlane.command import LazyModule, option, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.operate import batches
-else:
-    # Help must be fast.
-    batches = LazyModule("tierlane.operate.batches")
+from tierlane.command import option, verb_group
+from tierlane.lazy import batches
 
 app = verb_group("Batches of /v1/batches: list, show, cancel.", "batch list")
 BatchId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Id of the batch.")]
@@ -25,16 +20,16 @@ def batch_list(
     open_: Annotated[bool, option("--open", "Only batches that have not ended.", "off")] = False,
 ) -> Work:
     """Show the newest batches, with the numbers of their lines."""
-    return batches.show_list(limit, customer, open_only=open_)
+    return lambda call: batches.show_list(call, limit, customer, open_only=open_)
 
 
 @reads(app, "show", "batch show batch_01a1fe0124e5742f8c4b28b2a107510e")
 def batch_show(batch_id: BatchId) -> Work:
     """Show a batch, with its times and files."""
-    return batches.show_one(batch_id)
+    return lambda call: batches.show_one(call, batch_id)
 
 
 @reads(app, "cancel", "batch cancel batch_01a1fe0124e5742f8c4b28b2a107510e")
 def batch_cancel(batch_id: BatchId) -> Work:
     """Cancel a batch. Its customer can read the results of lines that have ended."""
-    return batches.cancel(batch_id)
+    return lambda call: batches.cancel(call, batch_id)

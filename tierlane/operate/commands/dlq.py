@@ -1,18 +1,12 @@
 """`tierlane dlq`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tierlane.admin.options import PLACE, Actor, Work, Yes, add_verb, limit_option, read_options
-from tierlane.command import LazyModule, Pool, option, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.operate import dead_letters, requeue
-else:
-    # Help must be fast.
-    dead_letters = LazyModule("tierlane.operate.dead_letters")
-    requeue = LazyModule("tierlane.operate.requeue")
+from tierlane.command import Pool, option, verb_group
+from tierlane.lazy import dead_letters, requeue
 
 app = verb_group("Dead letters: requests that failed permanently. List, show, requeue, purge.", "dlq list")
 
@@ -27,7 +21,7 @@ def dlq_list(
     code: Annotated[str | None, option("--code", "Only with this error code.")] = None,
 ) -> Work:
     """Show the newest dead letters, without their inputs."""
-    return dead_letters.show_list(limit, customer, code)
+    return lambda call: dead_letters.show_list(call, limit, customer, code)
 
 
 def dlq_show(
@@ -36,7 +30,7 @@ def dlq_show(
     body: Annotated[bool, option("--body", "Also print the input of the customer.", "off")] = False,
 ) -> Work:
     """Show a dead letter."""
-    return dead_letters.show_one(request_id, with_input=body)
+    return lambda call: dead_letters.show_one(call, request_id, with_input=body)
 
 
 def dlq_requeue(
@@ -48,7 +42,7 @@ def dlq_requeue(
     ] = None,
 ) -> Work:
     """Run dead letters again under new ids, and show each result. Customers are not charged and get no response."""
-    return requeue.requeue(ids, cell, again=again)
+    return lambda call: requeue.requeue(call, ids, cell, again=again)
 
 
 def dlq_purge(
@@ -61,7 +55,8 @@ def dlq_purge(
     yes: Yes = False,
 ) -> Work:
     """Delete dead letters and their inputs permanently."""
-    return dead_letters.purge(dead_letters.Selection.of(ids or [], older_than, everything=all_), sure=yes)
+    selection = dead_letters.Selection.of(ids or [], older_than, everything=all_)
+    return lambda call: dead_letters.purge(call, selection, sure=yes)
 
 
 add_verb(app, "list", dlq_list, _READS, "dlq list --customer acme --code worker_lost")

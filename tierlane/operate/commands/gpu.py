@@ -1,18 +1,13 @@
 """`tierlane gpu`: its verbs and options."""
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
-from tierlane.admin.options import Work, Yes, reads, writes
-from tierlane.command import LazyModule, option, verb_group
+from tierlane.admin.options import Work, Yes, changes, reads, writes
+from tierlane.command import option, verb_group
+from tierlane.lazy import pools
 from tierlane.operate.commands.place import OfCell, OfPool
-
-if TYPE_CHECKING:
-    from tierlane.operate import pools
-else:
-    # Help must be fast.
-    pools = LazyModule("tierlane.operate.pools")
 
 Worker: TypeAlias = Annotated[str, typer.Argument(metavar="WORKER", help="Id of the worker, as `list` shows it.")]
 
@@ -22,7 +17,7 @@ app = verb_group("GPUs and their workers: list, cordon, uncordon.", "gpu list")
 @reads(app, "list", "gpu list")
 def gpu_list(pool: OfPool = None, cell: OfCell = None) -> Work:
     """Show the workers seen in the last five minutes, and all cordoned workers."""
-    return pools.show_workers(pool, cell)
+    return lambda call: pools.show_workers(call, pool, cell)
 
 
 @writes(app, "cordon", "gpu cordon worker-1 --reason maintenance")
@@ -33,10 +28,10 @@ def gpu_cordon(
     yes: Yes = False,
 ) -> Work:
     """Stop a worker from claiming batches until it is uncordoned, also after a restart. It finishes its running work."""
-    return pools.cordon(worker, reason, sure=yes)
+    return lambda call: pools.cordon(call, worker, reason, sure=yes)
 
 
 @writes(app, "uncordon", "gpu uncordon worker-1")
 def gpu_uncordon(worker: Worker) -> Work:
     """Let a worker claim batches again."""
-    return pools.uncordon(worker)
+    return changes(lambda connection: pools.uncordon(connection, worker))

@@ -2,7 +2,17 @@
 
 from typing import Annotated
 
-from tierlane.command import Config, DataDir, Verb, VerbCommand, carry_out, option, single_verb, with_example
+from tierlane.command import (
+    Config,
+    DataDir,
+    Verb,
+    VerbCommand,
+    carry_out,
+    gateway_url,
+    option,
+    single_verb,
+    with_example,
+)
 
 app = single_verb()
 
@@ -16,16 +26,7 @@ app = single_verb()
 )
 def top(
     *,
-    url: Annotated[
-        str | None,
-        option(
-            "--url",
-            "Address of a gateway; needs TIERLANE_SERVICE_TOKEN.",
-            "the local stack's",
-            variable="TIERLANE_TOP_URL",
-            metavar="URL",
-        ),
-    ] = None,
+    url: Annotated[str | None, gateway_url("TIERLANE_TOP_URL")] = None,
     once: Annotated[bool, option("--once", "Print one frame and exit.", "off in a terminal")] = False,
     config: Config = None,
     data_dir: DataDir = None,

@@ -1,15 +1,10 @@
 """`tierlane usage`: its verb and options."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from tierlane.admin.options import PLACE, Work, add_verb
-from tierlane.command import LazyModule, option, verb_group
-
-if TYPE_CHECKING:
-    from tierlane.operate import usage
-else:
-    # Help must be fast.
-    usage = LazyModule("tierlane.operate.usage")
+from tierlane.command import option, verb_group
+from tierlane.lazy import usage
 
 app = verb_group("Usage of customers: export.", "usage export --from 2026-11-01 --to 2026-11-30")
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from ratelimit.limits import BUCKETS, Bucket, EffectiveLimits
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.admission import MAX_SUBMISSIONS, Admissions, Submission, TierLimit
+from scheduler.protocol.admission import MAX_SUBMISSIONS, Admissions, ReplayLimits, Submission, TierLimit
 from scheduler.protocol.pool_view import GatewayStats
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import command_client
@@ -23,6 +23,8 @@ GATEWAY = "gw-feeder"
 TIER = "free"
 BEAT_S = 0.25
 POLL_S = 0.01
+GONE_MS, PASS_MS = 1000, 100  # As the stack has them.
+NO_REPLAYS = ReplayLimits(0, 0, 0)  # No request has an Idempotency-Key.
 WAIT_MS = 1_800_000
 LIMIT = TierLimit(TIER, 1e6, 1e6, 10_000_000, [TIER])
 CUSTOMER = "00000000-0000-0000-0000-00000000feed"
@@ -36,8 +38,8 @@ class Feeder:
     def __init__(self, redis_url: str, model: str, text: str = "the quick brown fox jumps") -> None:
         self._client = command_client(redis_url)
         self._keys = Keys()
-        self._admissions = Admissions(self._client, self._keys, GATEWAY)
-        self._presence = Presence(self._client, self._keys, gone_ms=1000)
+        self._admissions = Admissions(self._client, self._keys, GATEWAY, replays=NO_REPLAYS, pass_ms=PASS_MS)
+        self._presence = Presence(self._client, self._keys, gone_ms=GONE_MS)
         self._model = model
         self.body = encode_payload(Payload(model, text, {}))
         self.submitted = 0

@@ -38,7 +38,8 @@ class Home:
 @contextmanager
 def home(keep: Path | None) -> Iterator[Home]:
     """Create the directory; afterwards it is removed, or with --keep only its database. Raises ChaosUsageError."""
-    _unset_settings()
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        del os.environ[name]  # It may be a setting of another stack.
     data_dir = DataDir(_created(keep) if keep else _temporary())
     os.environ[MARK_VARIABLE] = secrets.token_hex(16)  # Inherited by every process that is started from now on.
     guard = OrphanGuard(data_dir)
@@ -51,12 +52,6 @@ def home(keep: Path | None) -> Iterator[Home]:
         guard.release()
         data_dir.release()
         shutil.rmtree(data_dir.path / DATABASE if keep else data_dir.path, ignore_errors=True)
-
-
-def _unset_settings() -> None:
-    """Remove the settings of another stack from the environment."""
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
-        del os.environ[name]
 
 
 def _temporary() -> Path:

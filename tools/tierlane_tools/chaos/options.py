@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -224,10 +224,6 @@ class _ChaosOptionReader(OptionReader):
                 kind for kind in KINDS if (kind.outside or not outside) and kind.is_possible(clustered=clustered)
             )
         names = [name.strip() for name in text.split(",")]
-        self._check_names(option, names, outside=outside, clustered=clustered)
-        return tuple(BY_NAME[name] for name in dict.fromkeys(names))
-
-    def _check_names(self, option: str, names: Sequence[str], *, outside: bool, clustered: bool) -> None:
         for name in names:
             if name not in BY_NAME:
                 raise self.fault(option, f"there is no fault {name!r}; `--faults list` shows all.")
@@ -235,3 +231,4 @@ class _ChaosOptionReader(OptionReader):
                 raise self.fault(option, f"{name} cannot be used with --against.")
             if not BY_NAME[name].is_possible(clustered=clustered):
                 raise self.fault(option, f"{name} cannot be used {'with' if clustered else 'without'} --cluster.")
+        return tuple(BY_NAME[name] for name in dict.fromkeys(names))

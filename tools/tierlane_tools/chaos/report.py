@@ -107,13 +107,13 @@ def table(verdicts: InvariantResults) -> Table:
     for verdict in verdicts.all:
         excused = sum(verdict.explained.values())
         shown.add_row(
-            verdict.name, _count(verdict), _verdict_text(verdict), str(excused or ""), escape(_description(verdict))
+            verdict.name,
+            "-" if not verdict.measured or verdict.limit is None else str(verdict.count),
+            _verdict_text(verdict),
+            str(excused or ""),
+            escape(_description(verdict)),
         )
     return shown
-
-
-def _count(verdict: InvariantResult) -> str:
-    return "-" if not verdict.measured or verdict.limit is None else str(verdict.count)
 
 
 def _verdict_text(verdict: InvariantResult) -> str:

@@ -67,7 +67,21 @@ class Scenario:
         batches = asyncio.create_task(self._batches.run(), name="batches")
         try:
             with timed(self.info.took_s, "load"):
-                await self._under_load()
+                self._began = time.monotonic()
+                load = asyncio.create_task(self._load.run(), name="load")
+                faults = asyncio.create_task(self._faults(), name="faults")
+                over = asyncio.create_task(self._over.wait())
+                try:
+                    await asyncio.wait([load, over], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    self._load_ended = min(time.monotonic(), self._began + self._options.duration)
+                    self._load.stop()
+                    for task in (faults, over):
+                        task.cancel()
+                    done = await asyncio.gather(load, faults, return_exceptions=True)
+                for result in done:
+                    if isinstance(result, Exception):
+                        raise result
             with timed(self.info.took_s, "encore"):
                 await final_load(self._target, self._options.seed, self._history)
             self._batches.stop()
@@ -87,21 +101,6 @@ class Scenario:
             recoveries, self._history.events, self.info.events, self._load_ended
         )
         self.info.drained_s = round(seconds, 1) if self.left.nothing else None
-
-    async def _under_load(self) -> None:
-        self._began = time.monotonic()
-        load = asyncio.create_task(self._load.run(), name="load")
-        faults = asyncio.create_task(self._faults(), name="faults")
-        over = asyncio.create_task(self._over.wait())
-        try:
-            await asyncio.wait([load, over], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._load_ended = min(time.monotonic(), self._began + self._options.duration)
-            self._load.stop()
-            for task in (faults, over):
-                task.cancel()
-            done = await asyncio.gather(load, faults, return_exceptions=True)
-        _raise_first(done)
 
     async def _faults(self) -> None:
         """Inject all faults at their times; returns or is cancelled when each is healed."""
@@ -124,9 +123,3 @@ def timed(took_s: dict[str, float], part: str) -> Iterator[None]:
         yield
     finally:
         took_s[part] = round(time.monotonic() - began, 1)
-
-
-def _raise_first(results: Sequence[object]) -> None:
-    for result in results:
-        if isinstance(result, Exception):
-            raise result

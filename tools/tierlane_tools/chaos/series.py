@@ -56,9 +56,13 @@ def run_series(options: Options) -> int:
     rows: list[Summary] = []
     documents: list[Document] = []
     for seed in options.seeds:
-        row, result = _run_one(_single_run(options, seed))
+        keep = options.keep / f"seed-{seed}" if options.keep else None
+        row, result = _run_one(replace(options, seed=seed, seeds=(), json=None, keep=keep, quiet=True))
         rows.append(row)
-        _show(console, row, result, quiet=options.quiet)
+        if result is not None and not result.verdicts.hold:
+            result.show()
+        if not options.quiet:
+            console.print(_line(row), highlight=False, markup=False, soft_wrap=True)
         if result is not None:
             documents.append(result.document)
         if options.json:
@@ -71,12 +75,6 @@ def run_series(options: Options) -> int:
     return PASSED if _passed(options.seeds, rows) else VIOLATED
 
 
-def _single_run(options: Options, seed: int) -> Options:
-    """The options of one run of the series, which prints nothing."""
-    keep = options.keep / f"seed-{seed}" if options.keep else None
-    return replace(options, seed=seed, seeds=(), json=None, keep=keep, quiet=True)
-
-
 def _run_one(options: Options) -> tuple[Summary, RunResult | None]:
     began = time.monotonic()
     try:
@@ -85,13 +83,6 @@ def _run_one(options: Options) -> tuple[Summary, RunResult | None]:
         return Summary(options.seed, passed=False, error=f"cannot start: {error}"), None
     wall_s = round(time.monotonic() - began, 1)
     return summary_of(result.document, wall_s), result
-
-
-def _show(console: Console, row: Summary, result: RunResult | None, *, quiet: bool) -> None:
-    if result is not None and not result.verdicts.hold:
-        result.show()
-    if not quiet:
-        console.print(_line(row), highlight=False, markup=False, soft_wrap=True)
 
 
 def _line(row: Summary) -> str:

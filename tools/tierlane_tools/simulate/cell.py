@@ -202,6 +202,7 @@ class SimulatedCell:
             settings.batch_lookahead_workers,
             settings.ageing_ms,
             [tier for tier in tiers if not tier.paused],
+            background_share=0.0,  # There are no jobs.
             headroom=settings.batch_headroom,
         )
         self.dispatcher = CellDispatcher(self, loop, self._policy)

@@ -62,6 +62,7 @@ class RequestSimulation:
             frozenset(tier.name for tier in tiers if tier.paused),
             scenario.model.max_batch_size,
             1000 / scenario.model.rps_per_gpu,
+            round(GONE_S * 1000),
         )
         snapshot = Snapshot(1, tiers, {}, {}, {"model": scenario.model_row()}, ())
         self._accounts = [

@@ -304,13 +304,6 @@ def scenario_from(document: Mapping[str, Any]) -> SimulationScenario:
         message, _, place = str(error).partition(" - at `$")
         field = place.strip("`.").replace("[...]", ".*") or "the scenario"
         raise ScenarioError(f"{field}: {message[:1].lower()}{message[1:]}; see docs/simulate.md.") from None
-    _check_tiers(scenario)
-    _check_customers(scenario)
-    _check_cells(scenario)
-    return scenario
-
-
-def _check_tiers(scenario: SimulationScenario) -> None:
     if not scenario.tiers:
         raise ScenarioError("tiers: there is none; add at least one.")
     for name, tier in scenario.tiers.items():
@@ -323,6 +316,15 @@ def _check_tiers(scenario: SimulationScenario) -> None:
         raise ScenarioError("tiers: two tiers have the same priority; give each another one, 1 is served first.")
     if sum(tier.guaranteed_share for tier in scenario.tiers.values()) > 1 + 1e-9:
         raise ScenarioError("tiers: the guaranteed shares sum to more than 1; reduce guaranteed_share of a tier.")
+    if not scenario.customers and not scenario.arrivals:
+        raise ScenarioError("customers: there is no class; add one with tier and rate, or name a file in arrivals.")
+    for name, each in scenario.customers.items():
+        if each.tier not in scenario.tiers:
+            known = ", ".join(scenario.tiers)
+            raise ScenarioError(f"customers.{name}.tier: there is no tier {each.tier!r}; use one of {known}.")
+        _check_limits(f"customers.{name}", each.limits)
+    _check_cells(scenario)
+    return scenario
 
 
 def _check_limits(place: str, limits: Limits) -> None:
@@ -332,16 +334,6 @@ def _check_limits(place: str, limits: Limits) -> None:
             raise ScenarioError(f"{place}.limits.{name}: is no limit; use {', '.join(names)}.")
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ScenarioError(f"{place}.limits.{name}: must be above 0, or null, got {value}.")
-
-
-def _check_customers(scenario: SimulationScenario) -> None:
-    if not scenario.customers and not scenario.arrivals:
-        raise ScenarioError("customers: there is no class; add one with tier and rate, or name a file in arrivals.")
-    for name, each in scenario.customers.items():
-        if each.tier not in scenario.tiers:
-            known = ", ".join(scenario.tiers)
-            raise ScenarioError(f"customers.{name}.tier: there is no tier {each.tier!r}; use one of {known}.")
-        _check_limits(f"customers.{name}", each.limits)
 
 
 def _check_cells(scenario: SimulationScenario) -> None:

@@ -134,7 +134,15 @@ class Allowances:
         gateways = {event.gateway for event in events if isinstance(event, Invoked)}
         # Many gateways may share a single address; then the gateway of a request is unknown.
         self._one_address = len(gateways) <= 1
-        answers = _answered_times(events)
+        # For each gateway the sending times of tries with a response, in order.
+        sent: dict[tuple[str, int], Invoked] = {}
+        times: dict[str, list[float]] = defaultdict(list)
+        for event in events:
+            if isinstance(event, Invoked):
+                sent[event.nonce, event.turn] = event
+            elif isinstance(event, Answered) and (invoked := sent.get((event.nonce, event.turn))):
+                times[invoked.gateway].append(invoked.at)
+        answers = {gateway: sorted(several) for gateway, several in times.items()}
         self._killed = self._until_back("kill-gateway", STAMP_S, answers)
         self._terminating = self._until_back("term-gateway", LEAVE_S, answers)
         self._stopped = [self._of_gateway(w) for w in self.windows if w.name == "stop-gateway"]
@@ -278,15 +286,3 @@ class Allowances:
     def windows_between(self, begin: float, end: float) -> list[FaultWindow]:
         """Every fault that was active in between."""
         return [w for w in self.windows if w.overlaps(begin, end)]
-
-
-def _answered_times(events: Sequence[Event]) -> dict[str, list[float]]:
-    """For each gateway the sending times of tries with a response, in order."""
-    sent: dict[tuple[str, int], Invoked] = {}
-    times: dict[str, list[float]] = defaultdict(list)
-    for event in events:
-        if isinstance(event, Invoked):
-            sent[event.nonce, event.turn] = event
-        elif isinstance(event, Answered) and (invoked := sent.get((event.nonce, event.turn))):
-            times[invoked.gateway].append(invoked.at)
-    return {gateway: sorted(several) for gateway, several in times.items()}

@@ -170,13 +170,11 @@ def late_answers(case: Case) -> InvariantFinding:
             explained["gateway stopped"] += 1
         else:
             violations.append(Violation(f"Answered after {one.answer.seconds:.3f} s.", one.invoked.nonce))
-    return InvariantFinding(violations, explained, shown=_slowest(case))
-
-
-def _slowest(case: Case) -> str:
     slowest = max((one.answer.seconds for one in case.tries if one.answer), default=0.0)
     stall = max((stall.at - stall.since for stall in case.stalls), default=0.0)
-    return f"slowest {slowest:.3f} s, longest stall of this tool {stall * 1000:.0f} ms"
+    return InvariantFinding(
+        violations, explained, shown=f"slowest {slowest:.3f} s, longest stall of this tool {stall * 1000:.0f} ms"
+    )
 
 
 def duplicated(case: Case) -> InvariantFinding:

@@ -39,21 +39,13 @@ def _problems(batch: BatchCreated, ends: Mapping[str, BatchEnded]) -> Iterator[s
     found = len(batch.valid) + len(batch.invalid), len(end.outputs), len(end.errors)
     if counts != found:
         yield f"Its counts (total, completed, failed) are {counts}, its lines {found}."
-    yield from _misplaced(batch, end)
-    yield from _wrong(batch, end)
-
-
-def _misplaced(batch: BatchCreated, end: BatchEnded) -> Iterator[str]:
-    """Lines that are not exactly once in one of the files."""
+    # Lines that are not exactly once in one of the files.
     seen = Counter(line.custom_id for line in (*end.outputs, *end.errors))
     for custom_id in (*batch.valid, *batch.invalid):
         if (count := seen.pop(custom_id, 0)) != 1:
             yield f"The line {custom_id!r} is {count} times in its files."
     yield from (f"The line {custom_id!r} is not of its input." for custom_id in seen)
-
-
-def _wrong(batch: BatchCreated, end: BatchEnded) -> Iterator[str]:
-    """Outputs of other lines, and lines that are in the wrong file."""
+    # Outputs of other lines, and lines that are in the wrong file.
     invalid = set(batch.invalid)
     for line in end.outputs:
         if line.text != line.custom_id[::-1] or line.custom_id in invalid:

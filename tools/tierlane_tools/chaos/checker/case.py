@@ -4,7 +4,7 @@ A try and its row are joined by the trace id, which is unique to the try.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tierlane_tools.chaos.checker.allowances import Allowances
@@ -75,50 +75,38 @@ class Case:
         self.unexpected_answers: list[Answered] = []  # Without a sent try, or after its first response.
         self.strays = [event for event in events if isinstance(event, Stray)]
         self.stalls = [event for event in events if isinstance(event, Stalled)]
-        self._join(events)
+        for event in events:
+            if isinstance(event, Invoked):
+                self._request(event.nonce).tries.append(Try(event))
+            elif isinstance(event, Answered):
+                tries = self._request(event.nonce).tries
+                open_try = next((one for one in tries if one.invoked.turn == event.turn and one.answer is None), None)
+                if open_try is None:
+                    self.unexpected_answers.append(event)
+                else:
+                    open_try.answer = event
+            elif isinstance(event, Unanswered):
+                request = self._request(event.nonce)
+                sent = next((one for one in request.tries if one.invoked.turn == event.turn), None)
+                if sent is None:
+                    request.unsent.append(event)
+                else:
+                    sent.no_answer = event
         self.tries = [one for request in self.requests.values() for one in request.tries]
         self.by_trace = {one.invoked.trace: one for one in self.tries}
         self.rows_by_id: dict[str, list[AuditRow]] = defaultdict(list)
         self.rows_by_trace: dict[str, list[AuditRow]] = defaultdict(list)
         self.runs: dict[str, list[ModelRun]] = defaultdict(list)
-        self._index()
-        self.workers = self._workers()
-
-    def _join(self, events: Iterable[Event]) -> None:
-        for event in events:
-            if isinstance(event, Invoked):
-                self._request(event.nonce).tries.append(Try(event))
-            elif isinstance(event, Answered):
-                self._add_answer(event)
-            elif isinstance(event, Unanswered):
-                self._add_no_answer(event)
-
-    def _add_answer(self, event: Answered) -> None:
-        tries = self._request(event.nonce).tries
-        open_try = next((one for one in tries if one.invoked.turn == event.turn and one.answer is None), None)
-        if open_try is None:
-            self.unexpected_answers.append(event)
-        else:
-            open_try.answer = event
-
-    def _request(self, nonce: str) -> Request:
-        return self.requests.setdefault(nonce, Request(nonce))
-
-    def _add_no_answer(self, event: Unanswered) -> None:
-        request = self._request(event.nonce)
-        sent = next((one for one in request.tries if one.invoked.turn == event.turn), None)
-        if sent is None:
-            request.unsent.append(event)
-        else:
-            sent.no_answer = event
-
-    def _index(self) -> None:
         for row in self.evidence.rows:
             self.rows_by_id[row.id].append(row)
             if row.trace:
                 self.rows_by_trace[row.trace].append(row)
         for run in self.evidence.runs or ():
             self.runs[run.nonce].append(run)
+        self.workers = self._workers()
+
+    def _request(self, nonce: str) -> Request:
+        return self.requests.setdefault(nonce, Request(nonce))
 
     def _workers(self) -> dict[str, str]:
         """The worker of each model process: the one in most of the rows whose input it ran."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from tierlane_tools.chaos.checker.case import Case, Request, Try
+from tierlane_tools.chaos.checker.case import Case, Request
 from tierlane_tools.chaos.checker.evidence import AuditRow
 from tierlane_tools.chaos.checker.results import Example, Violation
 
@@ -32,7 +32,16 @@ def _lines(moments: Iterable[Moment], begin: float) -> Iterator[str]:
 
 def _of_request(case: Case, request: Request) -> Iterator[Moment]:
     for one in request.tries:
-        yield from _of_try(case, one)
+        invoked, answer = one.invoked, one.answer
+        keyed = f", key {invoked.key}" if invoked.key else ""
+        yield invoked.at, f"try {invoked.turn}: sent to {invoked.gateway}, {invoked.tier}, trace {invoked.trace}{keyed}"
+        if answer is not None:
+            replayed = ", replayed" if answer.replayed else ""
+            yield answer.at, f"try {invoked.turn}: {answer.status} {answer.code} as {answer.id}{replayed}"
+        if one.no_answer is not None:
+            yield one.no_answer.at, f"try {invoked.turn}: {one.no_answer.kind} {one.no_answer.detail}".rstrip()
+        for row in case.rows_of(one):
+            yield from _of_row(case, row)
     for event in request.unsent:
         yield event.at, f"try {event.turn}: {event.kind} at {event.gateway}, not sent"
     for run in case.runs.get(request.nonce, ()):
@@ -41,19 +50,6 @@ def _of_request(case: Case, request: Request) -> Iterator[Moment]:
         yield window.begin, f"fault {window.name} on {window.target} begins"
         if window.end < request.ended + AROUND_S:
             yield window.end, f"fault {window.name} on {window.target} is over"
-
-
-def _of_try(case: Case, one: Try) -> Iterator[Moment]:
-    invoked, answer = one.invoked, one.answer
-    keyed = f", key {invoked.key}" if invoked.key else ""
-    yield invoked.at, f"try {invoked.turn}: sent to {invoked.gateway}, {invoked.tier}, trace {invoked.trace}{keyed}"
-    if answer is not None:
-        replayed = ", replayed" if answer.replayed else ""
-        yield answer.at, f"try {invoked.turn}: {answer.status} {answer.code} as {answer.id}{replayed}"
-    if one.no_answer is not None:
-        yield one.no_answer.at, f"try {invoked.turn}: {one.no_answer.kind} {one.no_answer.detail}".rstrip()
-    for row in case.rows_of(one):
-        yield from _of_row(case, row)
 
 
 def _of_row(case: Case, row: AuditRow) -> Iterator[Moment]:

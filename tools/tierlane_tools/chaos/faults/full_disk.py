@@ -52,22 +52,19 @@ def _set_limit(process: psutil.Process, *, full: bool) -> None:
             _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
             process.rlimit(psutil.RLIMIT_FSIZE, (0 if full else hard, hard))
         else:
-            _set_limit_as_owner(process, "0:" if full else "unlimited:")
-
-
-def _set_limit_as_owner(process: psutil.Process, limit: str) -> None:
-    """Set the limit as the user of the process: root may lack CAP_SYS_RESOURCE in containers."""
-    tools = [shutil.which(name) for name in TOOLS]
-    if None in tools:
-        raise FaultImpossible(f"{' and '.join(TOOLS)} of util-linux are not installed.")
-    become, change = (str(tool) for tool in tools)
-    user = [f"--reuid={process.uids().real}", f"--regid={process.gids().real}", "--clear-groups"]
-    # Not by `user=` of subprocess, which would fork this large process.
-    done = subprocess.run(
-        [become, *user, change, f"--pid={process.pid}", f"--fsize={limit}"],
-        capture_output=True,
-        timeout=TOOL_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode != 0 and process.is_running():
-        raise FaultImpossible(done.stderr.decode(errors="replace").strip())
+            # Set the limit as the user of the process: root may lack CAP_SYS_RESOURCE in containers.
+            limit = "0:" if full else "unlimited:"
+            tools = [shutil.which(name) for name in TOOLS]
+            if None in tools:
+                raise FaultImpossible(f"{' and '.join(TOOLS)} of util-linux are not installed.")
+            become, change = (str(tool) for tool in tools)
+            user = [f"--reuid={process.uids().real}", f"--regid={process.gids().real}", "--clear-groups"]
+            # Not by `user=` of subprocess, which would fork this large process.
+            done = subprocess.run(
+                [become, *user, change, f"--pid={process.pid}", f"--fsize={limit}"],
+                capture_output=True,
+                timeout=TOOL_TIMEOUT_S,
+                check=False,
+            )
+            if done.returncode != 0 and process.is_running():
+                raise FaultImpossible(done.stderr.decode(errors="replace").strip())

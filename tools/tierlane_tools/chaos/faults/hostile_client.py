@@ -99,20 +99,16 @@ async def hostile(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
 async def _repeat(kind: HostileKind, hostile_access: HostileAccess, random: Random) -> None:
     while True:
         with suppress(OSError, TimeoutError):  # The gateway may be down, and closes connections.
-            await _once(kind, hostile_access, random)
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                reader, writer = await asyncio.open_connection(hostile_access.host, hostile_access.port)
+            try:
+                writer.write(kind.sends(hostile_access, random))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(kind.stays_s):
+                        if not kind.reads:
+                            await asyncio.sleep(kind.stays_s)
+                        while await reader.read(READ_BYTES):
+                            pass
+            finally:
+                writer.transport.abort()
         await asyncio.sleep(PAUSE_S)
-
-
-async def _once(kind: HostileKind, hostile_access: HostileAccess, random: Random) -> None:
-    async with asyncio.timeout(CONNECT_TIMEOUT_S):
-        reader, writer = await asyncio.open_connection(hostile_access.host, hostile_access.port)
-    try:
-        writer.write(kind.sends(hostile_access, random))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(kind.stays_s):
-                if not kind.reads:
-                    await asyncio.sleep(kind.stays_s)
-                while await reader.read(READ_BYTES):
-                    pass
-    finally:
-        writer.transport.abort()

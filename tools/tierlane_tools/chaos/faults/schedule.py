@@ -50,7 +50,12 @@ def schedule(
     drawn = _drawn(random, possible)
     planned: list[Planned] = []
     for at_s in _times(random, duration_s):
-        fault = _planned(random, at_s, next(drawn), targets, duration_s - QUIET_S)
+        kind = next(drawn)
+        place = random.choice([place for place in kind.places if targets.get(place)])
+        index = random.randrange(targets[place])
+        length_s = min(random.uniform(*kind.length_s), max((duration_s - QUIET_S) - at_s, 0.0))
+        parameters = {name: random.uniform(*bounds) for name, bounds in sorted(kind.draws.items())}
+        fault = Planned(at_s, kind, place, index, length_s, parameters)
         if not any(_clash(fault, other) for other in planned):
             planned.append(fault)
     return planned
@@ -75,14 +80,6 @@ def _drawn(random: Random, kinds: Sequence[FaultKind]) -> Iterator[FaultKind]:
     while True:
         random.shuffle(kinds_left)
         yield from kinds_left
-
-
-def _planned(random: Random, at_s: float, kind: FaultKind, targets: Mapping[FaultTarget, int], end_s: float) -> Planned:
-    place = random.choice([place for place in kind.places if targets.get(place)])
-    index = random.randrange(targets[place])
-    length_s = min(random.uniform(*kind.length_s), max(end_s - at_s, 0.0))
-    parameters = {name: random.uniform(*bounds) for name, bounds in sorted(kind.draws.items())}
-    return Planned(at_s, kind, place, index, length_s, parameters)
 
 
 def _clash(one: Planned, other: Planned) -> bool:

@@ -85,7 +85,11 @@ def read_chat(response: BenchResponse, text: str, tokens: int) -> AnswerReading:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         documents, ended = [], False
     error = next((each.error for each in documents if each.error), None)
-    output = "".join(_text(choice) for each in documents for choice in each.choices)
+    output = "".join(
+        (choice.text or choice.message.content or choice.delta.content or "")
+        for each in documents
+        for choice in each.choices
+    )
     expected = output_text(text, tokens)
     own = output == expected and ended if error is None else expected.startswith(output)
     status = response.status
@@ -107,10 +111,6 @@ def _documents(response: BenchResponse) -> tuple[list[_Document], bool]:
         return [_decoder.decode(response.body)], True
     events = [line.removeprefix(EVENT) for line in response.body.split(b"\n") if line.startswith(EVENT)]
     return [_decoder.decode(event) for event in events if event != DONE], events[-1:] == [DONE]
-
-
-def _text(choice: _Choice) -> str:
-    return choice.text or choice.message.content or choice.delta.content or ""
 
 
 class ChatLoad(ChaosLoad):

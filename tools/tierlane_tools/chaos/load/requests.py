@@ -133,12 +133,9 @@ class ChaosLoad:
             self.stop()
             stalls.cancel()
             await asyncio.gather(*(pool.close() for pool in self._pools), stalls, return_exceptions=True)
-            self._add_strays()
-
-    def _add_strays(self) -> None:
-        for gateway, pool in zip(self._names, self._pools, strict=True):
-            for _ in range(pool.strays):
-                self._history.add(Stray(at=time.monotonic(), gateway=gateway, detail="Bytes without a request."))
+            for gateway, pool in zip(self._names, self._pools, strict=True):
+                for _ in range(pool.strays):
+                    self._history.add(Stray(at=time.monotonic(), gateway=gateway, detail="Bytes without a request."))
 
     def stop(self) -> None:
         """Stop sending; open requests are recorded as stopped."""

@@ -82,39 +82,34 @@ class ExternalStack(StackTargets):
     async def target(self) -> Target:
         """The target of the load. Raises ChaosUsageError where the stack cannot be used."""
         url = self._info.http_url
-        await _check_backend(url, next(iter(self._info.keys.values()), ""))
-        return Target((url,), await _customers(self._info))
+        # Crosstalk is detected in outputs, so they must be the inputs reversed.
+        key = next(iter(self._info.keys.values()), "")
+        option = TOOL.both_names("against")
+        timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+        headers = {"Authorization": f"Bearer {key}"}
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+                session.post(f"{url}/v1/inference", json={"input": PROBE}) as response,
+            ):
+                body = await response.json(content_type=None)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise ChaosUsageError(f"{option}: {url} is not responding: {type(error).__name__}.") from None
+        if not isinstance(body, dict) or body.get("output") != PROBE[::-1]:
+            raise ChaosUsageError(
+                f"{option}: the stack must run the backend `simulated`, whose outputs are its inputs reversed."
+            )
+        async with closing(
+            await asyncpg.connect(asyncpg_dsn(self._info.database_url), timeout=PATIENCE_S)
+        ) as connection:
+            found = []
+            for key in self._info.keys.values():
+                row = await connection.fetchrow(FIND_CUSTOMER, key.split("_")[1])
+                if row is not None:
+                    found.append(LoadCustomer(tier=row["tier"], id=row["id"], name=row["name"], key=key))
+        return Target((url,), tuple(found))
 
     def sources(self, started_at: float) -> Sources:
         """The sources of evidence; the backend writes no log."""
         info = self._info
         return Sources(info.database_url, info.redis_url, None, started_at)
-
-
-async def _customers(info: StackInfo) -> tuple[LoadCustomer, ...]:
-    async with closing(await asyncpg.connect(asyncpg_dsn(info.database_url), timeout=PATIENCE_S)) as connection:
-        found = []
-        for key in info.keys.values():
-            row = await connection.fetchrow(FIND_CUSTOMER, key.split("_")[1])
-            if row is not None:
-                found.append(LoadCustomer(tier=row["tier"], id=row["id"], name=row["name"], key=key))
-    return tuple(found)
-
-
-async def _check_backend(url: str, key: str) -> None:
-    """Crosstalk is detected in outputs, so they must be the inputs reversed."""
-    option = TOOL.both_names("against")
-    timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
-    headers = {"Authorization": f"Bearer {key}"}
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-            session.post(f"{url}/v1/inference", json={"input": PROBE}) as response,
-        ):
-            body = await response.json(content_type=None)
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise ChaosUsageError(f"{option}: {url} is not responding: {type(error).__name__}.") from None
-    if not isinstance(body, dict) or body.get("output") != PROBE[::-1]:
-        raise ChaosUsageError(
-            f"{option}: the stack must run the backend `simulated`, whose outputs are its inputs reversed."
-        )

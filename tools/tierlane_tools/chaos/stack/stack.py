@@ -143,11 +143,34 @@ class ChaosStack(StackTargets):
             await self._side_loop.run(self._supervisor.add_server(server))
         await self._side_loop.run(self._servers.form())
         await self._open_cells()
-        await self._fill_database()
+        settings = self.settings
+        migrate = RoleEnvironment(settings).member("migrate", "migrate", self._lines)
+        if await self._side_loop.run(self._supervisor.run_once(migrate)) != 0:
+            raise StackError(f"The migrations failed; {SEE_LOG}.")
+        model = demo_model(self._backend, settings.pool, settings.max_batch_size)
+        self._model = model.name
+        await seed_demo(settings.database_url, self._home, [model])
+        self._customers = await seed_customers(settings.database_url)
+        self._batch_customers = await seed_batch_customers(settings.database_url)
+        self._hostile_key = await seed_hostile(settings.database_url)
+        await seed_cells(settings.database_url, self._cell_rows)
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                await self._start_tls_front()
-                await self._start_roles()
+                if self._tls_front is not None:
+                    await self._add(RoleMember("tls", "tls", self._tls_front.command(), dict(os.environ), self._lines))
+                    await self._tls_front.ready()
+                shape = self._shape
+                if self._engine:
+                    command = engine_command(self._engine, urlsplit(self._engine_url).port or 0)
+                    await self._add(RoleMember("engine", FaultTarget.ENGINE, command, dict(os.environ), self._lines))
+                for number in range(shape.schedulers):
+                    await self._start_role(FaultTarget.SCHEDULER, number, database=True)
+                for number in range(shape.workers):
+                    await self._start_role(FaultTarget.WORKER, number, database=False)
+                for number in range(shape.gateways):
+                    port = self._ports.enter_context(held_port(HOST, 0))  # Also while the gateway is down.
+                    await self._start_role(FaultTarget.GATEWAY, number, database=True, port=port)
+                    self._urls.append(f"http://{HOST}:{port}")
                 await self._side_loop.run(self._supervisor.settle(self.healthy()))
         except TimeoutError:
             raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; {SEE_LOG}.") from None
@@ -271,19 +294,6 @@ class ChaosStack(StackTargets):
     def _member(self, name: str) -> ChildProcess:
         return next(member for member in self._supervisor.members if member.name == name)
 
-    async def _fill_database(self) -> None:
-        settings = self.settings
-        migrate = RoleEnvironment(settings).member("migrate", "migrate", self._lines)
-        if await self._side_loop.run(self._supervisor.run_once(migrate)) != 0:
-            raise StackError(f"The migrations failed; {SEE_LOG}.")
-        model = demo_model(self._backend, settings.pool, settings.max_batch_size)
-        self._model = model.name
-        await seed_demo(settings.database_url, self._home, [model])
-        self._customers = await seed_customers(settings.database_url)
-        self._batch_customers = await seed_batch_customers(settings.database_url)
-        self._hostile_key = await seed_hostile(settings.database_url)
-        await seed_cells(settings.database_url, self._cell_rows)
-
     async def _open_cells(self) -> None:
         """Put a proxy that all roles use before the server of each other cell; slots of a cluster have none."""
         for number, name in enumerate(cell_names(self._shape.cells), 1):
@@ -293,25 +303,6 @@ class ChaosStack(StackTargets):
                 proxy = await self._add_proxy(FaultTarget.REDIS_PROXY, ALL_ROLES, socket, server)
                 self._cell_rows[name] = f"redis://{HOST}:{proxy.port}/0"
 
-    async def _start_tls_front(self) -> None:
-        if self._tls_front is not None:
-            await self._add(RoleMember("tls", "tls", self._tls_front.command(), dict(os.environ), self._lines))
-            await self._tls_front.ready()
-
-    async def _start_roles(self) -> None:
-        shape = self._shape
-        if self._engine:
-            command = engine_command(self._engine, urlsplit(self._engine_url).port or 0)
-            await self._add(RoleMember("engine", FaultTarget.ENGINE, command, dict(os.environ), self._lines))
-        for number in range(shape.schedulers):
-            await self._start_role(FaultTarget.SCHEDULER, number, database=True)
-        for number in range(shape.workers):
-            await self._start_role(FaultTarget.WORKER, number, database=False)
-        for number in range(shape.gateways):
-            port = self._ports.enter_context(held_port(HOST, 0))  # Also while the gateway is down.
-            await self._start_role(FaultTarget.GATEWAY, number, database=True, port=port)
-            self._urls.append(f"http://{HOST}:{port}")
-
     async def _start_role(self, place: FaultTarget, index: int, *, database: bool, **own: object) -> None:
         name = f"{place}-{index + 1}"
         if self._servers.sockets:
@@ -320,7 +311,10 @@ class ChaosStack(StackTargets):
             redis = await self._add_proxy(FaultTarget.REDIS_PROXY, name, socket)
             own["redis_url"] = front.url(HOST, redis.port) if front else f"redis://{HOST}:{redis.port}/0"
         if database:
-            postgres = await self._add_proxy(FaultTarget.POSTGRES_PROXY, name, _postgres_socket(self._postgres))
+            address = dict(parse_qsl(urlsplit(self._postgres.url).query))
+            postgres = await self._add_proxy(
+                FaultTarget.POSTGRES_PROXY, name, Path(address["host"], f".s.PGSQL.{address['port']}")
+            )
             own["database_url"] = f"postgresql+asyncpg://tierlane@{HOST}:{postgres.port}/tierlane"
         roles = RoleEnvironment(self.settings.model_copy(update=own))
         await self._add(roles.member(place, name, self._lines))
@@ -339,11 +333,6 @@ class ChaosStack(StackTargets):
         while True:
             await asyncio.sleep(GUARD_POLL_S)
             self._guard.check()
-
-
-def _postgres_socket(server: EmbeddedPostgres) -> Path:
-    address = dict(parse_qsl(urlsplit(server.url).query))
-    return Path(address["host"], f".s.PGSQL.{address['port']}")
 
 
 def _proxy_name(client: str, server: str) -> str:
