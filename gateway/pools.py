@@ -22,6 +22,7 @@ from scheduler.redis_client.keys import DEFAULT_CELL, is_pool_name, place_name, 
 if TYPE_CHECKING:
     from gateway.inference.pipeline import InferencePipeline
     from gateway.jobs.service import Jobs
+    from gateway.limits.customer_limits import CustomerLimits
     from gateway.limits.handover import Handover
     from gateway.pool import PoolParts
 
@@ -101,6 +102,10 @@ class Pools:
     def home(self, identity: Identity) -> "PoolParts":
         """The gateway's own pool in the best cell of a customer; in the default cell while that is not served."""
         return self._served.get(place_name(self.config.pool, self.homes.best(identity)), self.own)
+
+    def limits_of(self, identity: Identity) -> "CustomerLimits":
+        """The limits of a customer in its cell."""
+        return self.home(identity).inference.customer_limits
 
     def jobs_of(self, place: str) -> "Jobs":
         """The jobs of a place; those of the gateway's own pool for one that is not served."""

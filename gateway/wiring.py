@@ -31,7 +31,6 @@ from gateway.inference.traces import RequestTraces
 from gateway.jobs.results import JobResultHandler
 from gateway.jobs.submit import JobSubmitHandler
 from gateway.limits.auxiliary import AuxiliaryLimits
-from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.metrics.counters import Counters
 from gateway.metrics.endpoint import Metrics, MetricsSources
@@ -113,18 +112,7 @@ class GatewayParts(PoolParts):
             lambda pool, url: PoolParts(pool_config(config, pool, url), shared),
             shared.tasks,
         )
-        self.entry = entry = Entry(
-            own=self.inference,
-            place_call=self.pools.place,
-            largest=self.pools.largest,
-            limits_of=self._limits_of,
-            authenticator=self.authenticator,
-            catalog=catalog,
-            drain_state=self.drain_state,
-            bodies=BodyBudget(
-                config.body_memory_bytes, config.customer_body_memory_bytes, config.key_body_memory_bytes
-            ),
-        )
+        self.entry = entry = self._entry(catalog)
         jobs_of = self.pools.jobs_of
         self.job_submit = JobSubmitHandler(InferenceHandler(entry, INFERENCE), entry, self.jobs, jobs_of)
         self.job_results = JobResultHandler(entry, faults, self.jobs, jobs_of)
@@ -150,15 +138,8 @@ class GatewayParts(PoolParts):
             )
         )
         self.me = self._account(find_usage)
-        self.responses = ResponseHandlers(
-            entry,
-            own=self.jobs,
-            submit=self.job_submit,
-            results=self.job_results,
-            faults=faults,
-            store=ResponseStore(config.responses),
-        )
-        models = Models(self.authenticator, self._limits_of, self.pools, faults)
+        self.responses = self._responses(faults)
+        models = Models(self.authenticator, self.pools.limits_of, self.pools, faults)
         self.open_inference = self._open_inference(catalog, faults)
         session_auth = SessionAuth(config.service_token, self.authenticator)
         self.actions = Actions(session_auth, connect, self.pools)
@@ -166,6 +147,16 @@ class GatewayParts(PoolParts):
         self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, self._metrics_sources(catalog))
         self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
         self._fast_path = FastPath(entry)
+
+    def _responses(self, faults: ErrorResponses) -> ResponseHandlers:
+        return ResponseHandlers(
+            self.entry,
+            own=self.jobs,
+            submit=self.job_submit,
+            results=self.job_results,
+            faults=faults,
+            store=ResponseStore(self.config.responses),
+        )
 
     def _metrics_sources(self, catalog: Catalog) -> MetricsSources:
         return MetricsSources(
@@ -183,9 +174,20 @@ class GatewayParts(PoolParts):
         charge = self._auxiliary_limits(catalog, counters).charge
         return Authenticator(catalog, tokens, throttle, charge=charge, trusted_proxies=config.trusted_proxies)
 
-    def _limits_of(self, identity: Identity) -> CustomerLimits:
-        """The limits of a customer in its cell."""
-        return self.pools.home(identity).inference.customer_limits
+    def _entry(self, catalog: Catalog) -> Entry:
+        config = self.config
+        return Entry(
+            own=self.inference,
+            place_call=self.pools.place,
+            largest=self.pools.largest,
+            limits_of=self.pools.limits_of,
+            authenticator=self.authenticator,
+            catalog=catalog,
+            drain_state=self.drain_state,
+            bodies=BodyBudget(
+                config.body_memory_bytes, config.customer_body_memory_bytes, config.key_body_memory_bytes
+            ),
+        )
 
     def _account(self, find_usage: FindUsage | None) -> AccountEndpoint:
         return AccountEndpoint(
@@ -201,7 +203,7 @@ class GatewayParts(PoolParts):
         return AuxiliaryLimits(
             catalog,
             gateways=lambda: len(seen.gateways) if (seen := self.heartbeat.observation) else 1,
-            headers=lambda identity: self._limits_of(identity).headers(identity),
+            headers=lambda identity: self.pools.limits_of(identity).headers(identity),
             rejected=partial(counters.rate_limited, AUXILIARY.outcome),
         )
 
@@ -213,7 +215,7 @@ class GatewayParts(PoolParts):
         return OpenInferenceParts(
             authenticator=self.authenticator,
             catalog=catalog,
-            limits_of=self._limits_of,
+            limits_of=self.pools.limits_of,
             error_responses=faults,
             names=self.pools.names,
             not_ready=self.internal.not_ready,

@@ -22,7 +22,7 @@ from gateway.http.error_responses import ErrorBody, fault_of
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid
 from gateway.inference.audit_pairs import replayed_pair
-from gateway.inference.call import Call, Terms
+from gateway.inference.call import InferenceCall, Terms
 from gateway.inference.entry import Entry
 from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
 from gateway.inference.pipeline import drop_cycles
@@ -58,7 +58,7 @@ class LineOutcome(NamedTuple):
     ran: bool = False
 
 
-class LineCall(Call):
+class LineCall(InferenceCall):
     """The call of one line. Nothing waits for its outcome, which is read from Redis."""
 
     __slots__ = ("jobs", "submissions")

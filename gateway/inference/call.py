@@ -37,7 +37,7 @@ INTERACTIVE = Terms()
 """The terms of calls whose client waits for the response, and sets no deadline."""
 
 
-class Call:
+class InferenceCall:
     """One call. `created`: when its id was created. All times are monotonic seconds.
 
     `pipeline` is None until the call is placed (gateway/inference/entry.py), `pending` until its pending requests are built.

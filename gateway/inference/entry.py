@@ -20,7 +20,7 @@ from gateway.http.body.reading import check_media, read_body
 from gateway.http.request import HttpRequest
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
-from gateway.inference.call import Call
+from gateway.inference.call import InferenceCall
 from gateway.inference.idempotency import idempotency_key
 from gateway.inference.pipeline import InferencePipeline
 from gateway.limits.customer_limits import CustomerLimits
@@ -50,14 +50,14 @@ class Entry:
     drain_state: DrainState
     bodies: BodyBudget
 
-    def call(self, api_format: ApiFormat, request: HttpRequest) -> Call:
+    def call(self, api_format: ApiFormat, request: HttpRequest) -> InferenceCall:
         """A new call. Raises RequestError, which is recorded, if its caller is unknown."""
-        call = Call(api_format, request.request_id, request.headers, self.own.clock())
+        call = InferenceCall(api_format, request.request_id, request.headers, self.own.clock())
         identify = partial(self.authenticator.identify, key_header=api_format.key_header)
         call.identity = self.own.events.known(identify, request, api_format.endpoint)
         return call
 
-    async def read(self, call: Call, request: RoutedRequest) -> bytes:
+    async def read(self, call: InferenceCall, request: RoutedRequest) -> bytes:
         """Read the Idempotency-Key and the body. Raises RequestError if either is not acceptable, or while draining."""
         http_request, most = request.request, self.largest().body_bytes
         call.key = idempotency_key(request.headers)
@@ -72,31 +72,31 @@ class Entry:
         call.started = request.arrived if arrived_whole else self.own.clock()
         return raw
 
-    def decode(self, call: Call, raw: bytes) -> None:
+    def decode(self, call: InferenceCall, raw: bytes) -> None:
         """Decode and check the body. Raises RequestError that names the field."""
         self.accept(call, call.api_format.read(raw, self.largest().input_bytes), len(raw))
 
-    def accept(self, call: Call, body: InferenceRequest, size: int) -> None:
+    def accept(self, call: InferenceCall, body: InferenceRequest, size: int) -> None:
         """Take a decoded body of `size` bytes, with the tier that it selects. Raises RequestError that names the field."""
         call.body, call.size = body, size
         if body.service_tier is not None:
             call.identity = served_as(call.identity, body.service_tier, self.catalog.snapshot)
 
-    def place(self, call: Call, cell: str = "") -> InferencePipeline:
+    def place(self, call: InferenceCall, cell: str = "") -> InferencePipeline:
         """Find the pipeline that serves the call. `cell`: of CustomerMoved. Raises RequestError."""
         pipeline = call.pipeline = self.place_call(call.identity, call.body.model, cell)
         check_size(call.body, call.size, pipeline.limits())
         return pipeline
 
-    def reject(self, call: Call, error: Exception) -> HttpResponse:
+    def reject(self, call: InferenceCall, error: Exception) -> HttpResponse:
         """Record the error and build its response."""
         return (call.pipeline or self.own).reject(call, error)
 
-    def left(self, call: Call) -> None:
+    def left(self, call: InferenceCall) -> None:
         """The connection was closed before the response: cancel the pending requests and record it."""
         (call.pipeline or self.own).left(call)
 
-    async def answered(self, call: Call, response: Awaitable[HttpResponse]) -> HttpResponse:
+    async def answered(self, call: InferenceCall, response: Awaitable[HttpResponse]) -> HttpResponse:
         """The response of a call, or that of its error. Raises CancelledError if the client left."""
         try:
             return await response

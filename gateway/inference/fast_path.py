@@ -17,7 +17,7 @@ from gateway.http.body.reading import check_media
 from gateway.http.connection import EdgeConnection
 from gateway.http.preference import PREFER
 from gateway.http.problem_details import wants_problem
-from gateway.inference.call import Call
+from gateway.inference.call import InferenceCall
 from gateway.inference.entry import Entry
 from gateway.inference.idempotency import IDEMPOTENCY_KEY
 from gateway.inference.pending import CustomerMoved, Outcome, ResponseSink
@@ -64,7 +64,7 @@ class FastPath:
         return FastPathRequest(self.entry, connection, headers, authorization)
 
 
-class FastPathRequest(Call):
+class FastPathRequest(InferenceCall):
     """One request on the fast path, from its headers to its response."""
 
     __slots__ = ("_authorization", "_connection", "_entry", "authenticated")
@@ -78,7 +78,7 @@ class FastPathRequest(Call):
         headers: CIMultiDictProxy[str],
         authorization: Sequence[str],
     ) -> None:
-        Call.__init__(self, INFERENCE, new_request_id(), headers, entry.own.clock())  # Faster than super().
+        InferenceCall.__init__(self, INFERENCE, new_request_id(), headers, entry.own.clock())  # Faster than super().
         self._entry = entry
         self._authorization = authorization
         self._connection = connection

@@ -16,7 +16,7 @@ from gateway.api.inference import ApiFormat
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.http.sse import EventStream
-from gateway.inference.call import Call
+from gateway.inference.call import InferenceCall
 from gateway.inference.entry import Entry
 from gateway.inference.idempotency import IDEMPOTENT_REPLAYED
 from gateway.inference.pending import CustomerMoved, Outcome, ResponseSink
@@ -43,14 +43,14 @@ class InferenceHandler:
         return await entry.answered(call, serve(entry, call, request))
 
 
-async def serve(entry: Entry, call: Call, request: RoutedRequest) -> HttpResponse:
+async def serve(entry: Entry, call: InferenceCall, request: RoutedRequest) -> HttpResponse:
     """The response of a call whose caller is known. Raises RequestError."""
     entry.decode(call, await entry.read(call, request))
     return await infer(entry, call)
 
 
 async def infer(
-    entry: Entry, call: Call, keep: Keep | None = None, new_stream: NewStream = EventStream
+    entry: Entry, call: InferenceCall, keep: Keep | None = None, new_stream: NewStream = EventStream
 ) -> HttpResponse:
     """Place the call, admit its requests, wait for their outcomes, and build the response. Raises RequestError.
 
@@ -67,7 +67,7 @@ async def infer(
             cell = moved.cell
 
 
-async def _whole(pipeline: InferencePipeline, call: Call, keep: Keep | None) -> HttpResponse:
+async def _whole(pipeline: InferencePipeline, call: InferenceCall, keep: Keep | None) -> HttpResponse:
     """The response with the outputs of all inputs."""
     futures: list[asyncio.Future[Outcome]] = []  # One per pending request.
     first = pipeline.build(call, partial(future_sink, futures))
@@ -90,7 +90,9 @@ async def _whole(pipeline: InferencePipeline, call: Call, keep: Keep | None) -> 
     return response
 
 
-async def _stream(pipeline: InferencePipeline, call: Call, keep: Keep | None, new_stream: NewStream) -> HttpResponse:
+async def _stream(
+    pipeline: InferencePipeline, call: InferenceCall, keep: Keep | None, new_stream: NewStream
+) -> HttpResponse:
     """The stream, once its request is admitted."""
     futures: list[asyncio.Future[Outcome]] = []
     pending = pipeline.build(call, partial(future_sink, futures))

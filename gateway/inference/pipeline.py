@@ -20,7 +20,7 @@ from gateway.http.retry_header import is_retry
 from gateway.http.validation import invalid
 from gateway.inference.admission import ENTERED, NOT_REJECTED, AdmissionBatcher
 from gateway.inference.audit_pairs import Pair, replayed_pair
-from gateway.inference.call import Call
+from gateway.inference.call import InferenceCall
 from gateway.inference.chat_documents import store_chat, with_document
 from gateway.inference.coalescing import NOT_SHARED, coalescing
 from gateway.inference.deadlines import Cancellations
@@ -135,7 +135,7 @@ class InferencePipeline:
                 raise error
         return body.payload(model, passed_on=passes_on is not False if document.needs else bool(passes_on))
 
-    def build(self, call: Call, new_sink: Callable[[], ResponseSink]) -> PendingRequest:
+    def build(self, call: InferenceCall, new_sink: Callable[[], ResponseSink]) -> PendingRequest:
         """Build a pending request for each input of a call, not admitted yet, and return the first. `new_sink`: for each one.
 
         Raises RequestError: `model_not_found`; a missing capability; more inputs than can ever be admitted together.
@@ -168,7 +168,7 @@ class InferencePipeline:
 
     def build_pending(
         self,
-        call: Call,
+        call: InferenceCall,
         payload: Payload,
         sink: ResponseSink,
         *,
@@ -296,7 +296,7 @@ class InferencePipeline:
                 pending.replace_outcome(code)
             self.leave(pending)
 
-    def completed(self, call: Call, pending: PendingRequest, outcome: Outcome) -> Reply:
+    def completed(self, call: InferenceCall, pending: PendingRequest, outcome: Outcome) -> Reply:
         """Settle the limits and return the reply of a completed request. Raises RequestError for any other outcome."""
         failpoint("reply_unwritten")
         identity, verdict = call.identity, pending.verdict
@@ -323,7 +323,7 @@ class InferencePipeline:
             self._parts.demand_meter.shed(identity.tier)
         return error
 
-    async def reply(self, call: Call, pending: PendingRequest, outcome: Outcome) -> Reply:
+    async def reply(self, call: InferenceCall, pending: PendingRequest, outcome: Outcome) -> Reply:
         """The completed reply of an outcome: that of its run, or the stored one of its Idempotency-Key.
 
         Raises RequestError for any other outcome: ReplayedFailure if the stored request failed, `no_capacity` if its reply
@@ -340,7 +340,7 @@ class InferencePipeline:
             raise ReplayedFailure(call.api_format.failure(stored.reply), stored.reply.id)
         return stored.reply
 
-    def charge_replay(self, call: Call) -> None:
+    def charge_replay(self, call: InferenceCall) -> None:
         """Count a call that gets a stored response as an auxiliary one, since admission does not count it; a list counts once.
 
         Raises RequestError if the customer sends too many.
@@ -349,7 +349,9 @@ class InferencePipeline:
             call.replayed = True
             self._parts.charge_replay(call.identity)
 
-    def respond(self, call: Call, pending_requests: Sequence[PendingRequest], replies: Sequence[Reply]) -> HttpResponse:
+    def respond(
+        self, call: InferenceCall, pending_requests: Sequence[PendingRequest], replies: Sequence[Reply]
+    ) -> HttpResponse:
         """Build the 200 response and record it. The limit headers of a list are those of its last member's verdict."""
         identity, api_format = call.identity, call.api_format
         lines = self.customer_limits.lines(identity, pending_requests[-1].verdict)
@@ -359,7 +361,7 @@ class InferencePipeline:
         self.events.completed(api_format.endpoint, identity, pending_requests, replies, seconds)
         return response
 
-    def reject(self, call: Call, error: Exception) -> HttpResponse:
+    def reject(self, call: InferenceCall, error: Exception) -> HttpResponse:
         """Record the error and build its response, with the limit headers. Unexpected errors are logged and get 500."""
         identity, pending, request_id = call.identity, call.pending, call.request_id
         drop_cycles(pending)
@@ -379,7 +381,7 @@ class InferencePipeline:
         problem, form = wants_problem(call.headers), call.api_format.form
         return self.error_responses.answer(error, request_id, headers, problem=problem, form=form)
 
-    def left(self, call: Call) -> None:
+    def left(self, call: InferenceCall) -> None:
         """The connection was closed before the response: cancel the pending requests and record it."""
         if call.pending is not None:
             self.leave_all(call.pending)

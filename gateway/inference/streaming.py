@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from gateway.api.stream_chunks import Chunks
 from gateway.http.sse import EventStream
-from gateway.inference.call import Call
+from gateway.inference.call import InferenceCall
 from gateway.inference.idempotency import IDEMPOTENT_REPLAYED
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import InferencePipeline
@@ -105,7 +105,7 @@ class StreamedResponse:
     def __init__(
         self,
         pipeline: InferencePipeline,
-        call: Call,
+        call: InferenceCall,
         pending: PendingRequest,
         future: "asyncio.Future[Outcome]",
         *,

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from gateway.http.response import HttpResponse
-from gateway.inference.call import Call
+from gateway.inference.call import InferenceCall
 from gateway.inference.chat_documents import with_document
 from gateway.inference.entry import Entry
 from gateway.inference.token_estimate import input_tokens
 
 
-def token_count(entry: Entry, call: Call, document: Callable[[int], object]) -> HttpResponse:
+def token_count(entry: Entry, call: InferenceCall, document: Callable[[int], object]) -> HttpResponse:
     """The response to a decoded call; `document`: its body for a number of tokens. Raises RequestError."""
     pipeline = entry.place_call(call.identity, call.body.model, "")
     call.pipeline = pipeline

@@ -24,7 +24,7 @@ from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import Handler, RoutedRequest
 from gateway.http.validation import invalid
 from gateway.inference.admission import ENTERED
-from gateway.inference.call import Call, Terms
+from gateway.inference.call import InferenceCall, Terms
 from gateway.inference.entry import Entry
 from gateway.inference.handler import future_sink
 from gateway.inference.idempotency import IDEMPOTENT_REPLAYED
@@ -93,7 +93,7 @@ class JobSubmitHandler:
             call = self._entry.call(INFERENCE, request)
             return await self._entry.answered(call, self._submit(call, request))
 
-    async def _submit(self, call: Call, request: RoutedRequest) -> HttpResponse:
+    async def _submit(self, call: InferenceCall, request: RoutedRequest) -> HttpResponse:
         entry = self._entry
         raw = await entry.read(call, request)
         body, options = read_job(raw, entry.largest().input_bytes)
@@ -101,7 +101,7 @@ class JobSubmitHandler:
         del raw  # It may be large.
         return await self.submit(call, options, AcceptedJob())
 
-    async def submit(self, call: Call, options: JobOptions, response: "AcceptedJob") -> HttpResponse:
+    async def submit(self, call: InferenceCall, options: JobOptions, response: "AcceptedJob") -> HttpResponse:
         """Admit a decoded call as a job, store it, and return its response. Raises RequestError."""
         cell = ""
         while True:
@@ -115,7 +115,7 @@ class JobSubmitHandler:
                 cell = moved.cell
 
     async def _in_pool(
-        self, jobs: JobServing, call: Call, options: JobOptions, response: "AcceptedJob"
+        self, jobs: JobServing, call: InferenceCall, options: JobOptions, response: "AcceptedJob"
     ) -> HttpResponse:
         pipeline, identity = jobs.pipeline, call.identity
         if options.callback_url is not None:
@@ -189,11 +189,11 @@ async def _store(jobs: JobServing, pending: PendingRequest, callback_url: str | 
 class AcceptedJob:
     """The responses to an accepted job: the 202, and that of a known Idempotency-Key."""
 
-    async def before_job(self, jobs: JobServing, call: Call, pending: PendingRequest) -> None:
+    async def before_job(self, jobs: JobServing, call: InferenceCall, pending: PendingRequest) -> None:
         """Store what must be there before a fast job ends. Raises RequestError if that fails; then the job is cancelled."""
 
     def accepted(
-        self, jobs: JobServing, call: Call, pending: PendingRequest, verdict: Verdict, task_id: str
+        self, jobs: JobServing, call: InferenceCall, pending: PendingRequest, verdict: Verdict, task_id: str
     ) -> HttpResponse:
         """Record the job as accepted and build its response."""
         return HttpResponse.of(
@@ -208,7 +208,9 @@ class AcceptedJob:
             ],
         )
 
-    async def known(self, jobs: JobServing, call: Call, pending: PendingRequest, verdict: Verdict) -> HttpResponse:
+    async def known(
+        self, jobs: JobServing, call: InferenceCall, pending: PendingRequest, verdict: Verdict
+    ) -> HttpResponse:
         """The Idempotency-Key was used before: the 202 of its job, or the response of a request that was not a job."""
         pipeline = jobs.pipeline
         try:
@@ -226,7 +228,7 @@ class AcceptedJob:
 
 
 def accepted_headers(
-    pipeline: InferencePipeline, call: Call, pending: PendingRequest, verdict: Verdict, task_id: str
+    pipeline: InferencePipeline, call: InferenceCall, pending: PendingRequest, verdict: Verdict, task_id: str
 ) -> Headers:
     """Record the job as accepted; the limit headers of its response."""
     pipeline.events.accepted(call.api_format.endpoint, task_id, call.identity, pending)

@@ -17,7 +17,7 @@ from gateway.auth.authenticator import KEY_HEADER
 from gateway.http.error_responses import ResponseForm
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.router import RoutedRequest
-from gateway.inference.call import Call
+from gateway.inference.call import InferenceCall
 from gateway.inference.entry import Entry
 from gateway.inference.token_count import token_count
 from gateway.translations.message_events import message_chunks, message_of
@@ -142,6 +142,6 @@ class CountTokens:
         call = self._entry.call(COUNT, request)
         return await self._entry.answered(call, self._count(call, request))
 
-    async def _count(self, call: Call, request: RoutedRequest) -> HttpResponse:
+    async def _count(self, call: InferenceCall, request: RoutedRequest) -> HttpResponse:
         call.body = COUNT.read(await self._entry.read(call, request), self._entry.largest().input_bytes)
         return token_count(self._entry, call, TokenCount)

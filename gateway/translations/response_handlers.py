@@ -16,7 +16,7 @@ from gateway.http.response import Headers, HttpResponse, encode_json
 from gateway.http.router import RoutedRequest
 from gateway.http.sse import EventStream
 from gateway.http.validation import invalid
-from gateway.inference.call import Call
+from gateway.inference.call import InferenceCall
 from gateway.inference.entry import Entry
 from gateway.inference.handler import infer
 from gateway.inference.pending import PendingRequest
@@ -99,7 +99,7 @@ class ResponseHandlers:
         call = self._entry.call(INPUT_TOKENS, request)
         return await self._entry.answered(call, self._count(call, request))
 
-    async def _count(self, call: Call, request: RoutedRequest) -> HttpResponse:
+    async def _count(self, call: InferenceCall, request: RoutedRequest) -> HttpResponse:
         raw = await self._entry.read(call, request)
         original = read_prompt(raw)
         call.body = request_of(original, await self._history(call, original), self._entry.largest().input_bytes)
@@ -129,7 +129,7 @@ class ResponseHandlers:
             return await self._submit.submit(call, JobOptions(), creation)
         return await infer(entry, call, None if original.store is False else creation.keep)
 
-    async def _history(self, call: Call, original: ResponseBody) -> list[Item]:
+    async def _history(self, call: InferenceCall, original: ResponseBody) -> list[Item]:
         """The items of the responses that this one continues. Raises RequestError that names the field."""
         previous = original.previous_response_id
         if original.store is not False or previous is not None:
@@ -140,7 +140,7 @@ class ResponseHandlers:
         self._check_limits(call)
         return await self.store.history(previous, call.identity.customer_id, self._entry.largest().input_bytes)
 
-    def _check_limits(self, call: Call) -> None:
+    def _check_limits(self, call: InferenceCall) -> None:
         """Raises RequestError if admission would reject the request by a limit of its customer, as far as is known here."""
         pipeline, identity = self._entry.own, call.identity
         limits = pipeline.customer_limits
@@ -274,7 +274,7 @@ class ResponseCreation(AcceptedJob):
 
     original: ResponseBody  # Set once the body was decoded.
 
-    def __init__(self, call: Call, store: ResponseStore, streams: ResponseStreams) -> None:
+    def __init__(self, call: InferenceCall, store: ResponseStore, streams: ResponseStreams) -> None:
         self.call = call
         self._store = store
         self._streams = streams
@@ -302,7 +302,7 @@ class ResponseCreation(AcceptedJob):
             is_open,
         )
 
-    async def before_job(self, jobs: JobServing, call: Call, pending: PendingRequest) -> None:
+    async def before_job(self, jobs: JobServing, call: InferenceCall, pending: PendingRequest) -> None:
         """Store the open response, since a fast job may end at once. Raises RequestError if that fails."""
         stored = False
         try:
@@ -314,7 +314,9 @@ class ResponseCreation(AcceptedJob):
             if not stored:
                 jobs.cancellations.add(pending.id, ErrorCode.NO_CAPACITY)
 
-    async def known(self, jobs: JobServing, call: Call, pending: PendingRequest, verdict: Verdict) -> HttpResponse:
+    async def known(
+        self, jobs: JobServing, call: InferenceCall, pending: PendingRequest, verdict: Verdict
+    ) -> HttpResponse:
         """The response as it is now, of an Idempotency-Key that was used before."""
         row = await self._store.known(response_id(verdict.stored_id), call.identity.customer_id)
         if row is None or row.lost:  # Its job is being stored, or the gateway crashed before that.
@@ -332,7 +334,7 @@ class ResponseCreation(AcceptedJob):
         return response
 
     def accepted(
-        self, jobs: JobServing, call: Call, pending: PendingRequest, verdict: Verdict, task_id: str
+        self, jobs: JobServing, call: InferenceCall, pending: PendingRequest, verdict: Verdict, task_id: str
     ) -> HttpResponse:
         """Record the job as accepted and return its response, which is queued."""
         document = _queued(call, pending, task_id)
@@ -344,11 +346,11 @@ class ResponseCreation(AcceptedJob):
         return response
 
 
-def _headers(jobs: JobServing, call: Call, pending: PendingRequest, verdict: Verdict, task_id: str) -> Headers:
+def _headers(jobs: JobServing, call: InferenceCall, pending: PendingRequest, verdict: Verdict, task_id: str) -> Headers:
     return [("x-request-id", task_id), *accepted_headers(jobs.pipeline, call, pending, verdict, task_id)]
 
 
-def _queued(call: Call, pending: PendingRequest, request_id: str) -> ResponseDocument:
+def _queued(call: InferenceCall, pending: PendingRequest, request_id: str) -> ResponseDocument:
     if not isinstance(call.body, ResponsesRequest):
         raise TypeError("This is a bug: the request was read by another format.")
     return started(request_id, pending.submission.model, call.body, "queued")

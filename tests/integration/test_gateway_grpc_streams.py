@@ -15,7 +15,7 @@ from gateway.grpc.call import MessageStream
 from gateway.grpc.open_inference_pb2 import (
     ModelStreamInferResponse,
 )
-from gateway.inference.call import Call
+from gateway.inference.call import InferenceCall
 from gateway.inference.pending import PendingRequest
 from integration.gateway_fixtures import Stack, accepted, running_stack
 from integration.grpc_fixtures import SERVICE, Channel, channel, infer, key, request, stack
@@ -174,7 +174,11 @@ async def test_calls_leave_no_reference_cycles(stack: Stack, channel: Channel, e
                 pass
         await eventually(
             lambda: (
-                not [each for each in gc.get_objects() if issubclass(type(each), Call | MessageStream | PendingRequest)]
+                not [
+                    each
+                    for each in gc.get_objects()
+                    if issubclass(type(each), InferenceCall | MessageStream | PendingRequest)
+                ]
             ),
             "all are freed",
             2.0,

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.app import Gateway
-from gateway.inference.call import Call
+from gateway.inference.call import InferenceCall
 from integration.gateway_fixtures import Stack, head_of, running_stack
 
 BODY = b'{"input":"hello"}'
@@ -197,8 +197,8 @@ async def test_a_drain_waits_for_the_response(stack: Stack) -> None:
 async def test_requests_leave_no_reference_cycles(stack: Stack) -> None:
     """Answered, rejected and abandoned requests are freed at once: the garbage collector runs rarely."""
 
-    def calls_in_memory() -> list[Call]:
-        return [found for found in gc.get_objects() if issubclass(type(found), Call)]
+    def calls_in_memory() -> list[InferenceCall]:
+        return [found for found in gc.get_objects() if issubclass(type(found), InferenceCall)]
 
     client = await Client.of(stack)
     await client.send(request(stack))

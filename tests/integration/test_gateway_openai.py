@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.inference.call import Call
+from gateway.inference.call import InferenceCall
 from integration.gateway_fixtures import Stack, caller, model, openai_client, reverse, stack
 from pool import Pool
 from scheduler.errors import ErrorCode
@@ -414,7 +414,7 @@ async def test_lists_and_streams_leave_no_reference_cycles(stack: Stack, body: d
         ) as response:
             await response.read()
         await eventually(
-            lambda: not [found for found in gc.get_objects() if issubclass(type(found), Call)], "all are freed"
+            lambda: not [found for found in gc.get_objects() if issubclass(type(found), InferenceCall)], "all are freed"
         )
     finally:
         gc.enable()
