@@ -134,7 +134,8 @@ async def ping(client: Redis) -> None:
 class RedisWatch:
     """Whether Redis is available. `ping` raises RedisUnavailable; `clock`: monotonic seconds.
 
-    `slack_s`: how much longer a first call takes, because of the distance.
+    `slack_s`: how much longer a first call takes, because of the distance. `on_change` is called as soon as the breaker opens
+    or closes.
     """
 
     def __init__(
@@ -142,15 +143,15 @@ class RedisWatch:
         ping: Callable[[], Awaitable[object]],
         clock: Callable[[], float] = time.monotonic,
         slack_s: Callable[[], float] = float,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._ping = ping
         self._clock = clock
         self._slack_s = slack_s
+        self._on_change = on_change
         self._probe: asyncio.Task[None] | None = None
         self._updated_at = clock()
         self.breaker = Breaker()
-        self.on_change: Callable[[], None] = lambda: None
-        """Called as soon as the breaker opens or closes."""
 
     @property
     def answers(self) -> bool:
@@ -166,7 +167,7 @@ class RedisWatch:
         was_away = not self.answers
         self.breaker.succeeded()
         if was_away:
-            self.on_change()
+            self._on_change()
 
     def failed(self) -> None:
         """A call got no reply."""
@@ -174,7 +175,7 @@ class RedisWatch:
         self._check_suspended(now)
         self.breaker.failed(now)
         if not self.answers:
-            self.on_change()
+            self._on_change()
 
     def try_again(self, tries: int) -> bool:
         """Whether to repeat an admission call that failed `tries` times; it is idempotent."""

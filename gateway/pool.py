@@ -97,7 +97,9 @@ class PoolParts:
         self.cancellations = Cancellations(terminations)
         self.limits = LiveLimits(config.pool, config.request_limits)
         self.distance = pipelined(self._client).distance
-        self.watch = RedisWatch(lambda: ping(self._client), slack_s=lambda: self.distance.slack_s)
+        self.watch = RedisWatch(
+            lambda: ping(self._client), slack_s=lambda: self.distance.slack_s, on_change=self._redis_changed
+        )
         self.handover = Handover(
             LimitsHandover(self._client, keys),
             shared.catalog,
@@ -214,6 +216,10 @@ class PoolParts:
             others=partial(shared.observations.others, config.pool, config.cell),
             ended_tasks=lambda: [ended.sentence() for ended in shared.tasks.ended],
         )
+
+    def _redis_changed(self) -> None:
+        """Redis was lost, or is available again."""
+        self.direct.update()
 
     def _called(self, name: str, took_s: float) -> None:
         self._shared.counters.called(name, took_s)

@@ -132,7 +132,6 @@ class Direct:
         self._probe = DirectProbe(self._workers, self._probing_enabled, hello, parts.clock)
         self._was_available = True  # Whether Redis was available at the last update.
         self.active = False
-        parts.watch.on_change = self.update
 
     @property
     def redis_answers(self) -> bool:

@@ -20,7 +20,7 @@ from gateway.inference.call import InferenceCall
 from gateway.inference.entry import Entry
 from gateway.inference.idempotency import IDEMPOTENT_REPLAYED
 from gateway.inference.pending import CustomerMoved, Outcome, ResponseSink
-from gateway.inference.pipeline import InferencePipeline
+from gateway.inference.pipeline import InferencePipeline, drop_cycles
 from gateway.inference.streaming import NewStream, StreamedResponse
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
@@ -82,6 +82,7 @@ async def _whole(pipeline: InferencePipeline, call: InferenceCall, keep: Keep | 
                 await keep(reply)
     except Exception as error:
         pipeline.fail_list(members, error.code if isinstance(error, RequestError) else ErrorCode.INTERNAL_ERROR)
+        drop_cycles(first)  # The call may continue with others, in another cell.
         raise
     pipeline.leave_all(first)
     response = pipeline.respond(call, members, replies)
@@ -101,7 +102,7 @@ async def _stream(
         pipeline.admit(pending, call.large)
         await stream.wait()
     except asyncio.CancelledError:
-        stream.detach()  # The caller leaves the request, for the reason that it knows.
+        stream.cancel()  # The caller leaves the request, for the reason that it knows.
         raise
     except Exception:
         stream.close()

@@ -278,6 +278,7 @@ class InferencePipeline:
                 running, used = pending.streams, pending.used
                 self._parts.cancellations.add(pending.id, ErrorCode.CANCELLED, running=running, used=used)
         self.pending_requests.remove(pending)
+        pending.reader = None  # It references the call, which references this.
 
     def give_up(self, pending: PendingRequest, code: ErrorCode) -> None:
         """End a request with this error, here and in Redis: its response cannot be continued."""

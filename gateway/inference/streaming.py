@@ -259,14 +259,13 @@ class StreamedResponse:
         return max(1, estimate(read) + self._document.tokens) + written if written else 0
 
     def close(self) -> None:
-        """Remove the pending request; cancel it if it has no outcome. Then `detach`."""
+        """Remove the pending request; cancel it if it has no outcome. Drop references that would form a cycle."""
         self._pipeline.leave(self._pending)
-        self.detach()
+        self.cancel()
 
-    def detach(self) -> None:
-        """Receive no more text. Drop references that would form a cycle."""
+    def cancel(self) -> None:
+        """Wait no more for the outcome. The pending request is to be left."""
         self._stream = None
-        self._pending.reader = None
         self._future.cancel()  # Does nothing if it is resolved; else its callback, which references this, is dropped.
 
     def _new_chunks(self, request_id: str, *, passed_on: bool) -> Chunks:

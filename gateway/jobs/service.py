@@ -66,12 +66,13 @@ class Jobs:
 
     @contextlib.contextmanager
     def submission(self) -> Iterator[None]:
-        """Count a submission while it is being handled."""
-        self.under_way += 1
+        """Count a submission while it is being handled, if this gateway serves jobs."""
+        count = int(self.serving is not None)
+        self.under_way += count
         try:
             yield
         finally:
-            self.under_way -= 1
+            self.under_way -= count
 
     async def cancel(self, row: JobRow) -> None:
         """End a job with its reply in Redis if there is one, or else as cancelled.

@@ -129,6 +129,7 @@ class JobSubmitHandler:
         futures: list[asyncio.Future[Outcome]] = []
         pending = pipeline.build(call, partial(future_sink, futures))
         jobs.submit(pending)
+        stored = False  # Or being stored, where a client that leaves cancels the job.
         try:
             outcome = await futures[0]
             if isinstance(outcome, Verdict) and outcome.outcome in _SAME_KEY:
@@ -140,11 +141,14 @@ class JobSubmitHandler:
                 # Raises the error of the rejection.
                 return pipeline.respond(call, [pending], [pipeline.completed(call, pending, outcome)])
             pipeline.customer_limits.judged(identity, pending.submission, outcome)
+            stored = True
             await response.before_job(jobs, call, pending)
             await _store(jobs, pending, options.callback_url)
         except asyncio.CancelledError:  # The client left. A job that admission accepts later is cancelled there.
             pending.cancel()
             pending.gone = True
+            if pending.accepted and not stored:
+                jobs.cancellations.add(pending.id, ErrorCode.CANCELLED)
             raise
         return response.accepted(jobs, call, pending, outcome, call.request_id)
 

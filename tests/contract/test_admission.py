@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from configs import REPLAYS
 from contract.builders import everything, outcomes
-from customer_limits import in_force
 from eventually import eventually
 from pool import TIERS, WIDE, Pool, done
 from scheduler.protocol.admission import Admissions, Submission, TierLimit, Verdict
@@ -292,9 +292,7 @@ async def test_a_shadow_tier_reports_rejections_and_accepts(pool: Pool) -> None:
 
 def together(pool: Pool, count: int, **changes: Any) -> list[Submission]:
     """Submissions that are admitted together or not at all."""
-    members = [pool.submission(**changes) for _ in range(count)]
-    members[0].together = count
-    return members
+    return [pool.submission(**changes, together=0 if index else count) for index in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -328,9 +326,8 @@ async def test_a_group_is_admitted_completely_or_not_at_all(
 
 async def test_other_submissions_of_the_call_are_not_affected_by_a_rejected_group(pool: Pool) -> None:
     """Submissions before and after the group are evaluated by themselves."""
-    alone, late, group = pool.submission(), pool.submission(), together(pool, 5)
-    for submission in (alone, late, *group):
-        submission.limits = in_force(1e-6, 12.0)
+    limits = {"rate": 1e-6, "burst": 12.0}
+    alone, late, group = pool.submission(**limits), pool.submission(**limits), together(pool, 5, **limits)
 
     verdicts = await pool.admit([alone, *group, late])
 
@@ -342,9 +339,9 @@ async def test_a_retried_group_with_idempotency_keys_is_replayed(pool: Pool) -> 
 
     def group() -> list[Submission]:
         members = together(pool, 2)
-        for place, member in enumerate(members):
-            member.idempotency, member.fingerprint = f"customer:{place}", "f"
-        return members
+        return [
+            replace(member, idempotency=f"customer:{place}", fingerprint="f") for place, member in enumerate(members)
+        ]
 
     first = group()
     await pool.admit(first)

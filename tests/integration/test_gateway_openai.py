@@ -10,12 +10,15 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.inference.call import InferenceCall
+from gateway.inference.pending import PendingRequest
 from integration.gateway_fixtures import Stack, caller, model, openai_client, reverse, stack
 from pool import Pool
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, Task, decode_payload
 from scheduler.prompt_messages import PromptMessage, decode_messages
+from scheduler.protocol.admission import Verdict
 from scheduler.protocol.batches import ClaimedRequest, Outcome
+from scheduler.states import Admission
 from scheduler.vectors import write_vector
 
 __all__ = ["caller", "stack"]
@@ -398,12 +401,25 @@ async def test_a_retry_with_an_idempotency_key(stack: Stack, caller: openai.Asyn
         assert (replay.id, len(stack.worker.seen)) == (made.id, runs)
 
 
-@pytest.mark.parametrize("rejected", [False, True])
+@pytest.mark.parametrize("case", ["admitted", "rejected", "moved"])
 @pytest.mark.parametrize("body", [{"prompt": ["a", "b", "c"]}, {"prompt": "a", "stream": True}])
-async def test_lists_and_streams_leave_no_reference_cycles(stack: Stack, body: dict[str, Any], rejected: bool) -> None:
-    """Members reference each other, and a stream its call, until the response is sent; then all are freed at once."""
-    if rejected:
+async def test_lists_and_streams_leave_no_reference_cycles(stack: Stack, body: dict[str, Any], case: str) -> None:
+    """Members reference each other, and a stream its call, until the response is sent; then all are freed at once.
+
+    So are those of a call whose customer has another cell when they are admitted.
+    """
+    submit = stack.gateway.admission.submit
+
+    def moved(first: PendingRequest) -> bool:
+        stack.gateway.admission.submit = submit
+        for each in first.together or (first,):
+            each.finish(Verdict(Admission.ELSEWHERE, stored_id="default"))
+        return True
+
+    if case == "rejected":
         stack.gateway.limits.no_gpu = lambda _: True
+    elif case == "moved":
+        stack.gateway.admission.submit = moved
     gc.collect()
     gc.disable()
     try:
@@ -413,10 +429,11 @@ async def test_lists_and_streams_leave_no_reference_cycles(stack: Stack, body: d
             headers={**stack.key(), "Connection": "close"},
         ) as response:
             await response.read()
+        kinds = InferenceCall | PendingRequest
         await eventually(
-            lambda: not [found for found in gc.get_objects() if issubclass(type(found), InferenceCall)], "all are freed"
+            lambda: not [found for found in gc.get_objects() if issubclass(type(found), kinds)], "all are freed"
         )
     finally:
         gc.enable()
 
-    assert response.status == (503 if rejected else 200)
+    assert response.status == (503 if case == "rejected" else 200)

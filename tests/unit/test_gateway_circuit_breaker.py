@@ -140,8 +140,9 @@ class Setup:
         self.fault: Exception | None = None
         self.pings = 0
         self.changes: list[bool] = []
-        self.watch = RedisWatch(self._ping, clock=lambda: self.now)
-        self.watch.on_change = lambda: self.changes.append(self.watch.answers)
+        self.watch = RedisWatch(
+            self._ping, clock=lambda: self.now, on_change=lambda: self.changes.append(self.watch.answers)
+        )
 
     async def _ping(self) -> None:
         self.pings += 1
