@@ -204,6 +204,11 @@ class Figures:
         tiers: dict[str, ClassFigures] = {}
         for each in self.classes.values():
             tiers.setdefault(each.tier, ClassFigures(each.tier, "", 0)).add(each)
+        fairness: dict[str, float] = {}
+        for name in tiers:
+            # Only of the customers that could have used more GPU time, as in gateway/limits/gpu_time.py.
+            short = [one for one in self.fairness if one.tier == name and (one.waiting >= 1 or one.unmet >= UNMET)]
+            fairness[name] = round(jain_index([one.gpu_ms for one in short]), 4)
         timeline = self.timeline.document()
         first = min(len(timeline["busy"]) - 1, int(warmup_s / self.timeline.step_s))
         busy = timeline["busy"][first:]
@@ -211,10 +216,7 @@ class Figures:
             "simulated_s": round(ends_s, 3),
             "measured_s": round(ends_s - warmup_s, 3),
             "requests": sum(each.arrivals for each in self.classes.values()),
-            "tiers": {
-                name: {**each.document(gpu_ms), "fairness": round(self._fairness(name), 4)}
-                for name, each in tiers.items()
-            },
+            "tiers": {name: {**each.document(gpu_ms), "fairness": fairness[name]} for name, each in tiers.items()},
             "classes": [each.document(gpu_ms) for each in self.classes.values()],
             "gpus": {
                 "busy": round(sum(busy) / len(busy), 4) if busy else 0.0,
@@ -225,11 +227,6 @@ class Figures:
             "cells": self._cells(timeline["cells"], first),
             "timeline": timeline,
         }
-
-    def _fairness(self, tier: str) -> float:
-        """Jain's index of the customers that could have used more GPU time, as in gateway/limits/gpu_time.py."""
-        short = [each for each in self.fairness if each.tier == tier and (each.waiting >= 1 or each.unmet >= UNMET)]
-        return jain_index([each.gpu_ms for each in short])
 
     def _cells(self, steps: Mapping[str, Document], first: int) -> Document:
         found = {}

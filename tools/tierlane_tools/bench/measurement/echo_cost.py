@@ -90,18 +90,12 @@ async def _measured(
     finally:
         load.stop()
         await finished
-    return _result(len(infos), answers, window_s, sum(used.by_role.values()), phases[1].tallies)
+    whole = TierStatistics.merged("echo", phases[1].tallies)
+    quantiles = [whole.latency.quantile(share) for share in (0.5, 0.99)]
+    median_ms, p99_ms = (None if value is None else round(value * 1000, 4) for value in quantiles)
+    cpu_us = sum(used.by_role.values()) * 1e6 / answers if answers else 0.0
+    return EchoResult(len(infos), answers / window_s, round(cpu_us, 2), median_ms, p99_ms, whole.failures)
 
 
 async def _until(load: BenchLoad, at_s: float) -> None:
     await asyncio.sleep(max(0.0, at_s - load.elapsed_s()))
-
-
-def _result(
-    processes: int, answers: int, window_s: float, cpu_s: float, tallies: Sequence[TierStatistics]
-) -> EchoResult:
-    whole = TierStatistics.merged("echo", tallies)
-    quantiles = [whole.latency.quantile(share) for share in (0.5, 0.99)]
-    median_ms, p99_ms = (None if value is None else round(value * 1000, 4) for value in quantiles)
-    cpu_us = cpu_s * 1e6 / answers if answers else 0.0
-    return EchoResult(processes, answers / window_s, round(cpu_us, 2), median_ms, p99_ms, whole.failures)

@@ -52,15 +52,11 @@ def missing_rows(case: Case) -> InvariantFinding:
     explained: Counter[str] = Counter()
     for request in case.requests.values():
         for one, problem in _without_row(case, request):
-            if excuse := _why_without_row(case, one):
-                explained[excuse] += 1
+            if case.allowances.audit_lost(one.gateway, one.sent, one.ended):
+                explained[BOTH_LOST] += 1
             else:
                 violations.append(Violation(problem, request.nonce, one.answer.id if one.answer else ""))
     return InvariantFinding(violations, explained)
-
-
-def _why_without_row(case: Case, one: Try) -> str:
-    return BOTH_LOST if case.allowances.audit_lost(one.gateway, one.sent, one.ended) else ""
 
 
 def _without_row(case: Case, request: Request) -> Iterator[tuple[Try, str]]:
@@ -107,24 +103,20 @@ def mismatch(case: Case) -> InvariantFinding:
     violations: list[Violation] = []
     explained: Counter[str] = Counter()
     for one in case.tries:
-        for row, problem in _contradictions(case, one):
-            if _outcome_unknown(case, one):
+        answer = one.answer
+        if answer is None:
+            continue
+        for row in case.rows_by_id.get(answer.id, []) if answer.replayed else case.rows_of(one):
+            problem = _contradicts(case, one, answer, row)
+            if not problem:
+                continue
+            if _outcome_unknown(case, one, answer):
                 explained[REPORTED_TIMEOUT] += 1
             elif row.code == ABANDONED and case.allowances.audit_lost(one.gateway, one.sent, one.ended):
                 explained[BOTH_LOST] += 1
             else:
                 violations.append(Violation(problem, one.invoked.nonce, row.id))
     return InvariantFinding(violations, explained)
-
-
-def _contradictions(case: Case, one: Try) -> Iterator[tuple[AuditRow, str]]:
-    answer = one.answer
-    if answer is None:
-        return
-    rows = case.rows_by_id.get(answer.id, []) if answer.replayed else case.rows_of(one)
-    for row in rows:
-        if problem := _contradicts(case, one, answer, row):
-            yield row, problem
 
 
 def _contradicts(case: Case, one: Try, answer: Answered, row: AuditRow) -> str:
@@ -154,10 +146,9 @@ def _outcome(row: AuditRow) -> str:
     return row.status if row.completed else f"{row.status} with {row.code}"
 
 
-def _outcome_unknown(case: Case, one: Try) -> bool:
+def _outcome_unknown(case: Case, one: Try, answer: Answered) -> bool:
     """Whether the gateway may have been unable to read the outcome."""
-    answer = one.answer
-    if answer is None or answer.status not in OWN_STATUSES or fate_of(answer.status, answer.code) is Fate.REFUSED:
+    if answer.status not in OWN_STATUSES or fate_of(answer.status, answer.code) is Fate.REFUSED:
         return False
     allowances = case.allowances
     return (
@@ -176,11 +167,14 @@ def needless_failures(case: Case) -> InvariantFinding:
     for one in case.tries:
         if case.allowances.noticeable(one.gateway, one.sent, one.ended):
             continue
-        if problem := _rejected_as_late(case, one):
+        answer, rows = one.answer, case.rows_of(one)
+        late = answer is not None and answer.code == DEADLINE and answer.seconds < LEAST_FOR_A_RUN_S
+        if answer is not None and late and not answer.replayed and not rows:
+            problem = f"Rejected with {DEADLINE} after {one.ended - one.sent:.3f} s."
             rejected.append(Violation(problem, one.invoked.nonce))
-        for row in case.rows_of(one):
+        for row in rows:
             failed = row.code in WORK_LOST
-            if failed and one.answer is not None and one.answer.begun:
+            if failed and answer is not None and answer.begun:
                 explained[STREAM_BEGUN] += 1
                 continue
             if excuse := _step_of_the_clock(case, one, row):
@@ -204,13 +198,6 @@ def _step_of_the_clock(case: Case, one: Try, row: AuditRow) -> str:
     runs = [run.began for run in case.runs.get(one.invoked.nonce, ()) if one.sent <= run.began <= one.ended]
     extended = case.allowances.queue_time_extended(one.sent, min(runs, default=one.ended))
     return "the clock of Redis went backwards" if extended else ""
-
-
-def _rejected_as_late(case: Case, one: Try) -> str:
-    """The problem where a new request was rejected as too late; else ""."""
-    answer = one.answer
-    late = answer is not None and answer.code == DEADLINE and not answer.replayed and answer.seconds < LEAST_FOR_A_RUN_S
-    return f"Rejected with {DEADLINE} after {one.ended - one.sent:.3f} s." if late and not case.rows_of(one) else ""
 
 
 def attempts(case: Case) -> InvariantFinding:

@@ -11,7 +11,7 @@ from pathlib import Path
 import asyncpg
 import msgspec
 
-from ledger.postgres import AWAY, Connection, closing, connect, reason
+from ledger.postgres import AWAY, closing, connect, reason
 from scheduler.errors import RedisUnavailable
 from tierlane_tools.chaos.checker.evidence import AuditRow, Evidence, ModelRun
 from tierlane_tools.chaos.checker.leftovers import Leftovers, leftovers_of_cells
@@ -58,7 +58,12 @@ async def collect(
     except RedisUnavailable as error:
         errors.append(f"Redis cannot be read: {reason(error)}.")
     if sources.engine_url:
-        errors += await _left_in_engine(sources.engine_url)
+        try:
+            state = await control(sources.engine_url)
+            if left := state.running + state.waiting:
+                errors.append(f"{left} requests run or wait in the engine that nobody waits for.")
+        except FaultImpossible as error:
+            errors.append(str(error))
     return Evidence(
         rows=rows,
         runs=None if sources.runs is None else tuple(_runs(sources.runs)),
@@ -72,15 +77,6 @@ async def collect(
     )
 
 
-async def _left_in_engine(url: str) -> list[str]:
-    try:
-        state = await control(url)
-    except FaultImpossible as error:
-        return [str(error)]
-    left = state.running + state.waiting
-    return [f"{left} requests run or wait in the engine that nobody waits for."] if left else []
-
-
 async def _audit(sources: Sources, customers: Sequence[LoadCustomer]) -> tuple[tuple[AuditRow, ...], tuple[str, ...]]:
     since = datetime.fromtimestamp(sources.started_at - CLOCK_S, tz=UTC)
     connection = await connect(
@@ -90,15 +86,11 @@ async def _audit(sources: Sources, customers: Sequence[LoadCustomer]) -> tuple[t
         statement_timeout_ms=STATEMENT_TIMEOUT_MS,
     )
     async with closing(connection):
-        rows = await _rows(connection, since, [customer.id for customer in customers])
+        async with connection.transaction(readonly=True):
+            cursor = connection.cursor(_ROWS, since, [customer.id for customer in customers], prefetch=FETCH_ROWS)
+            rows = tuple([_row(record) async for record in cursor])
         letters = await connection.fetch(_DEAD_LETTERS, since)
     return rows, tuple(letter[0] for letter in letters)
-
-
-async def _rows(connection: Connection, since: datetime, customers: Sequence[str]) -> tuple[AuditRow, ...]:
-    async with connection.transaction(readonly=True):
-        cursor = connection.cursor(_ROWS, since, customers, prefetch=FETCH_ROWS)
-        return tuple([_row(record) async for record in cursor])
 
 
 def _row(record: asyncpg.Record) -> AuditRow:

@@ -92,8 +92,14 @@ def fair_shares(case: Case) -> InvariantFinding:
     """Customers that waited and got less than their shares."""
     if not case.evidence.runs:
         return InvariantFinding(measured=False)
+    longest_s = max(run.takes_s for run in case.evidence.runs)
+    tiers: dict[str, _Tier] = {}
+    for one in case.tries:
+        tier = tiers.setdefault(one.invoked.tier, _Tier(case.evidence.weights, longest_s))
+        for row in case.rows_of(one):
+            tier.add(case, one, row)
     quiet = quiet_intervals(case)
-    judged = [share for tier in _tiers(case) for share in tier.shares(quiet) if share.judged]
+    judged = [share for tier in tiers.values() for share in tier.shares(quiet) if share.judged]
     shown = ""
     if judged:
         least = min(judged, key=lambda share: share.got_ms / share.share_ms)
@@ -145,17 +151,6 @@ class _Tier:
         in_between = batches_in_between(len({each.process for each in served}))
         at_one_end = in_between * (part * self._longest_s * MS + max(own, default=0.0))
         return Share(customer, interval, sum(own), part * sum(each.cost_ms for each in served), 2 * at_one_end)
-
-
-def _tiers(case: Case) -> Iterable[_Tier]:
-    """The requests of a run by tier."""
-    longest_s = max((run.takes_s for run in case.evidence.runs or ()), default=0.0)
-    tiers: dict[str, _Tier] = {}
-    for one in case.tries:
-        tier = tiers.setdefault(one.invoked.tier, _Tier(case.evidence.weights, longest_s))
-        for row in case.rows_of(one):
-            tier.add(case, one, row)
-    return tiers.values()
 
 
 def batches_in_between(workers: int) -> int:

@@ -1,12 +1,12 @@
 """The invariants of the stack: no late runs, nothing left open, no leaks; and informational figures."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tierlane_tools.bench.measurement.histogram import Histogram
 from tierlane_tools.chaos.checker.allowances import STAMP_S
 from tierlane_tools.chaos.checker.audit import DIRECT
-from tierlane_tools.chaos.checker.case import Case, Request
-from tierlane_tools.chaos.checker.evidence import AuditRow, ModelRun
+from tierlane_tools.chaos.checker.case import Case
+from tierlane_tools.chaos.checker.evidence import AuditRow
 from tierlane_tools.chaos.checker.results import InvariantFinding, Violation
 from tierlane_tools.chaos.history import Recovery
 
@@ -18,24 +18,21 @@ def late_execution(case: Case) -> InvariantFinding:
     """Runs that began after the deadline of every try."""
     if case.evidence.runs is None:
         return InvariantFinding(measured=False)
-    violations = [violation for request in case.requests.values() for violation in _late_runs(case, request)]
+    violations: list[Violation] = []
+    for request in case.requests.values():
+        # In which a run may begin, for each try.
+        spans = [
+            (one.sent - STAMP_S, case.allowances.run_due(one.gateway, one.sent, case.created(one)))
+            for one in request.tries
+        ]
+        for run in case.runs.get(request.nonce, ()):
+            if not any(begin <= run.began <= due for begin, due in spans):
+                sent = min((one.sent for one in request.tries), default=run.began)
+                problem = f"A run began {run.began - sent:.3f} s after it was sent ({run.process})."
+                violations.append(Violation(problem, request.nonce))
     runs = len(case.evidence.runs)
     more = sum(len(several) - 1 for several in case.runs.values())
     return InvariantFinding(violations, shown=f"{runs} runs, {more} of them repeated")
-
-
-def _late_runs(case: Case, request: Request) -> Iterator[Violation]:
-    for run in case.runs.get(request.nonce, ()):
-        if not _wanted(case, request, run):
-            sent = min((one.sent for one in request.tries), default=run.began)
-            yield Violation(f"A run began {run.began - sent:.3f} s after it was sent ({run.process}).", request.nonce)
-
-
-def _wanted(case: Case, request: Request, run: ModelRun) -> bool:
-    return any(
-        one.sent - STAMP_S <= run.began <= case.allowances.run_due(one.gateway, one.sent, case.created(one))
-        for one in request.tries
-    )
 
 
 def fencing(case: Case) -> InvariantFinding:
