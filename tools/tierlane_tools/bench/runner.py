@@ -128,7 +128,13 @@ class ProgressDisplay:
     async def follow(self, load: BenchLoad, measured: Sequence[TierStatistics]) -> None:
         """Show the load until cancelled."""
         if not self._console.is_terminal:
-            await self._lines(load, measured)
+            at_s, answers = 0.0, 0
+            while True:
+                await asyncio.sleep(LINE_EVERY_S)
+                now_s, now_answers = load.elapsed_s(), load.answers
+                rate = (now_answers - answers) / max(now_s - at_s, REFRESH_S)
+                at_s, answers = now_s, now_answers
+                self.say(f"{min(now_s, self._total_s):.0f} of {self._total_s:.0f} s: {_figures(rate, measured)}")
         # Drawn by us, because rich's own thread would take the processor when it likes.
         with _bar(self._console) as bar, suppress(asyncio.CancelledError):
             task = bar.add_task("", total=self._total_s)
@@ -140,15 +146,6 @@ class ProgressDisplay:
                 bar.update(task, completed=min(now_s, self._total_s), description=_figures(rate, measured))
                 bar.refresh()
                 await asyncio.sleep(REFRESH_S)
-
-    async def _lines(self, load: BenchLoad, measured: Sequence[TierStatistics]) -> None:
-        at_s, answers = 0.0, 0
-        while True:
-            await asyncio.sleep(LINE_EVERY_S)
-            now_s, now_answers = load.elapsed_s(), load.answers
-            rate = (now_answers - answers) / max(now_s - at_s, REFRESH_S)
-            at_s, answers = now_s, now_answers
-            self.say(f"{min(now_s, self._total_s):.0f} of {self._total_s:.0f} s: {_figures(rate, measured)}")
 
     @asynccontextmanager
     async def waiting(self, sentence: str, seconds: float) -> AsyncIterator[None]:

@@ -21,17 +21,17 @@ def recoveries(events: Iterable[Event], faults: Sequence[FaultEvent], load_ended
             succeeded.add((event.nonce, event.turn))
     sent = sorted(at_try.values())
     failed = sorted(at for one, at in at_try.items() if one not in succeeded)
-    healed = [fault for fault in faults if fault.what is FaultPhase.HEAL and not fault.error]
-    return [Recovery(fault, _seconds(fault.at, sent, failed, load_ended)) for fault in healed]
-
-
-def _seconds(healed: float, sent: Sequence[float], failed: Sequence[float], load_ended: float) -> float | None:
-    begin = healed
-    while begin + WINDOW_S <= load_ended:
-        if _count(sent, begin) and not _count(failed, begin):
-            return round(begin - healed, 1)
-        begin += STEP_S
-    return None
+    found: list[Recovery] = []
+    for fault in faults:
+        if fault.what is not FaultPhase.HEAL or fault.error:
+            continue
+        begin, seconds = fault.at, None
+        while seconds is None and begin + WINDOW_S <= load_ended:
+            if _count(sent, begin) and not _count(failed, begin):
+                seconds = round(begin - fault.at, 1)
+            begin += STEP_S
+        found.append(Recovery(fault, seconds))
+    return found
 
 
 def _count(times: Sequence[float], begin: float) -> int:

@@ -168,13 +168,10 @@ def _settings(plan: BenchPlan, url: str, found: Measurement) -> Document:
 
 
 def _versions() -> dict[str, str]:
-    packages = {name: _version(name) for name in ("tierlane", "uvloop", "msgspec", "psutil")}
+    packages: dict[str, str] = {}
+    for name in ("tierlane", "uvloop", "msgspec", "psutil"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:  # A checkout that was never installed has no metadata.
+            packages[name] = "not installed"
     return {"python": platform.python_version(), "platform": platform.platform(), **packages}
-
-
-def _version(package: str) -> str:
-    """A checkout that was never installed has no metadata, which must not cost the figures of the run."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

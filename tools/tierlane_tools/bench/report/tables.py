@@ -21,14 +21,22 @@ def show(console: Console, result: Document) -> None:
         errors += [[name, "-", why, str(count)] for why, count in tier["unanswered_by_cause"].items()]
     if errors:
         console.print(_table(("tier", "status", "code", "count"), errors))
-    console.print(_cpu_table(result))
+    per_thousand, window_s = result["cpu_seconds_per_1000"], result["duration_s"]
+    cpu = []
+    for role, seconds in result["cpu_seconds"].items():
+        share = f"{seconds / window_s * 100:.0f}%" if window_s else "-"
+        cpu.append([role, f"{seconds:.2f}", share, _microseconds(per_thousand[role])])
+    cpu.append(["all servers", "", "", _microseconds(result["server_cpu_seconds_per_1000"])])
+    if echo := result["echo"]:
+        cpu.append([f"bare echo, {echo['rate']:.0f}/s", "", "", f"{echo['cpu_us']:.1f}"])
+    console.print(_table(("CPU", "seconds", "of a core", "us a request"), cpu))
     if result["rss_mb"]:
-        rows = [
+        memory = [
             [role, f"{rss['begin']:.0f}", f"{rss['end']:.0f}", f"{(rss['end'] / rss['begin'] - 1) * 100:+.1f}%"]
             for role, rss in result["rss_mb"].items()
             if rss["begin"]
         ]
-        console.print(_table(("memory", "MB at first", "at last", "change"), rows))
+        console.print(_table(("memory", "MB at first", "at last", "change"), memory))
     for line in _lines(result):
         console.print(line, highlight=False)
     for sentence in result["warnings"]:
@@ -67,18 +75,6 @@ def _number(value: float | None) -> str:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share * 100:.1f}%"
-
-
-def _cpu_table(result: Document) -> Table:
-    per_thousand, window_s = result["cpu_seconds_per_1000"], result["duration_s"]
-    rows = []
-    for role, seconds in result["cpu_seconds"].items():
-        share = f"{seconds / window_s * 100:.0f}%" if window_s else "-"
-        rows.append([role, f"{seconds:.2f}", share, _microseconds(per_thousand[role])])
-    rows.append(["all servers", "", "", _microseconds(result["server_cpu_seconds_per_1000"])])
-    if echo := result["echo"]:
-        rows.append([f"bare echo, {echo['rate']:.0f}/s", "", "", f"{echo['cpu_us']:.1f}"])
-    return _table(("CPU", "seconds", "of a core", "us a request"), rows)
 
 
 def _microseconds(per_thousand: float | None) -> str:

@@ -6,7 +6,7 @@ from scheduler.errors import ErrorCode
 from tierlane_tools.chaos.checker.allowances import ANSWER_S
 from tierlane_tools.chaos.checker.case import Case, Request, Try
 from tierlane_tools.chaos.checker.results import InvariantFinding, Violation
-from tierlane_tools.chaos.history import Answered, Invoked, Unanswered
+from tierlane_tools.chaos.history import Answered, Invoked
 from tierlane_tools.chaos.load.messages import UNKNOWN_OWNER
 
 STUCK_S = 15.0  # Longer than a restart, the pauses of a circuit breaker, and the end of direct mode.
@@ -41,24 +41,21 @@ def unanswered(case: Case) -> InvariantFinding:
     explained: Counter[str] = Counter()
     for request in case.requests.values():
         missing = [_missing_answer(case, one) for one in request.tries if one.answer is None]
-        missing += [
-            (_unsent(case, event), f"{event.gateway} refused the connection: {event.detail or event.kind}")
-            for event in request.unsent
-        ]
+        for event in request.unsent:
+            excuse = ""
+            if event.kind in ("left", "stopped"):
+                excuse = event.kind
+            elif case.allowances.killed(event.gateway, event.at, event.at):
+                excuse = "gateway killed"
+            elif case.allowances.terminating(event.gateway, event.at):
+                excuse = "gateway being terminated"
+            missing.append((excuse, f"{event.gateway} refused the connection: {event.detail or event.kind}"))
         for excuse, problem in missing:
             if excuse:
                 explained[excuse] += 1
             else:
                 violations.append(Violation(problem, request.nonce))
     return InvariantFinding(violations, explained)
-
-
-def _unsent(case: Case, event: Unanswered) -> str:
-    if event.kind in ("left", "stopped"):
-        return event.kind
-    if case.allowances.killed(event.gateway, event.at, event.at):
-        return "gateway killed"
-    return "gateway being terminated" if case.allowances.terminating(event.gateway, event.at) else ""
 
 
 def _missing_answer(case: Case, one: Try) -> tuple[str, str]:

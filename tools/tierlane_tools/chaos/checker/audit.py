@@ -19,6 +19,7 @@ MOST_AFFECTED_LOST = 0.01
 WORK_LOST = frozenset({"deadline_exceeded", "gpu_timeout", "worker_lost", "gateway_lost", "abandoned"})
 DEADLINE = "deadline_exceeded"
 OWN_STATUSES = (503, 504)  # Statuses that a gateway returns by itself where it cannot read the outcome.
+ACCEPTED = (Fate.COMPLETED, Fate.FAILED)  # Of a response whose request has a row.
 BOTH_LOST = "Redis and then the gateway were lost before PostgreSQL had it"
 ABANDONED = "abandoned"  # The code with which the auditor closes a row without an end.
 STREAM_BEGUN = "the stream had begun"
@@ -60,9 +61,15 @@ def missing_rows(case: Case) -> InvariantFinding:
 
 
 def _without_row(case: Case, request: Request) -> Iterator[tuple[Try, str]]:
+    """The tries whose response, or the last before a run, implies a row that is missing, with the problem."""
     answered = False
     for one in request.tries:
-        problem = _implies_row(case, one)
+        answer, problem = one.answer, ""
+        if answer is not None and answer.replayed:
+            if not case.rows_by_id.get(answer.id):
+                problem = f"{answer.id} was replayed, but has no row."
+        elif answer is not None and not case.rows_of(one) and fate_of(answer.status, answer.code) in ACCEPTED:
+            problem = f"Answered {answer.status} {answer.code}".rstrip() + ", and there is no row."
         if problem:
             answered = True
             yield one, problem
@@ -71,18 +78,6 @@ def _without_row(case: Case, request: Request) -> Iterator[tuple[Try, str]]:
         # The excuse must hold for any of the tries, so the last one before the run is used.
         before = [one for one in request.tries if one.sent <= ran[0].began] or request.tries
         yield before[-1], "It ran, and there is no row."
-
-
-def _implies_row(case: Case, one: Try) -> str:
-    """The problem where the response implies a row that is missing; else ""."""
-    answer = one.answer
-    if answer is None:
-        return ""
-    if answer.replayed:
-        return "" if case.rows_by_id.get(answer.id) else f"{answer.id} was replayed, but has no row."
-    if fate_of(answer.status, answer.code) in (Fate.COMPLETED, Fate.FAILED) and not case.rows_of(one):
-        return f"Answered {answer.status} {answer.code}".rstrip() + ", and there is no row."
-    return ""
 
 
 def rows_without_request(case: Case) -> InvariantFinding:
@@ -121,8 +116,11 @@ def mismatch(case: Case) -> InvariantFinding:
 
 def _contradicts(case: Case, one: Try, answer: Answered, row: AuditRow) -> str:
     """The contradiction between this response and this row; "" where they agree."""
-    if problem := _other_request(case, one, answer, row):
-        return problem
+    if answer.replayed:
+        if case.nonce_of(row) != one.invoked.nonce:
+            return "The replayed response belongs to another request."
+    elif answer.id != row.id:
+        return f"Answered as {answer.id}, accepted as {row.id}."
     if not row.final:
         return ""  # Counted as lost.
     if fate_of(answer.status, answer.code) is Fate.REFUSED and not (row.mode == DIRECT and row.code == answer.code):
@@ -132,14 +130,6 @@ def _contradicts(case: Case, one: Try, answer: Answered, row: AuditRow) -> str:
         return f"Answered {answer.status} {code}".rstrip() + f", but the row has {_outcome(row)}."
     same = row.http_status in (None, answer.status) and answer.status == http_status(row.code)
     return "" if same else f"Answered {answer.status}, but the row has {row.http_status}."
-
-
-def _other_request(case: Case, one: Try, answer: Answered, row: AuditRow) -> str:
-    """Why response and row belong to different requests; "" where they do not."""
-    if answer.replayed:
-        mine = case.nonce_of(row) == one.invoked.nonce
-        return "" if mine else "The replayed response belongs to another request."
-    return "" if answer.id == row.id else f"Answered as {answer.id}, accepted as {row.id}."
 
 
 def _outcome(row: AuditRow) -> str:

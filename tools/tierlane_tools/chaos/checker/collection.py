@@ -4,9 +4,8 @@ Everything is read without the proxies. Evidence that cannot be read is an error
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 import asyncpg
 import msgspec
@@ -64,9 +63,17 @@ async def collect(
                 errors.append(f"{left} requests run or wait in the engine that nobody waits for.")
         except FaultImpossible as error:
             errors.append(str(error))
+    runs: list[ModelRun] = []
+    if sources.runs is not None:
+        decoder = msgspec.json.Decoder(_RunLine)
+        for path in sorted(sources.runs.glob("*.jsonl")):
+            for line in path.read_bytes().split(b"\n")[:-1]:  # The last line may be incomplete.
+                run = decoder.decode(line)
+                if run.sent is not None:  # Warm-ups have no time of sending.
+                    runs.append(ModelRun(run.nonce, run.began, path.stem, run.takes))
     return Evidence(
         rows=rows,
-        runs=None if sources.runs is None else tuple(_runs(sources.runs)),
+        runs=None if sources.runs is None else tuple(runs),
         dead_letters=dead_letters,
         leftovers=leftovers,
         files=tuple(files),
@@ -112,13 +119,3 @@ def _row(record: asyncpg.Record) -> AuditRow:
         cost_ms=record["cost_ms"] or 0.0,
         queue_ms=record["queue_ms"],
     )
-
-
-def _runs(directory: Path) -> Iterator[ModelRun]:
-    """All runs of the load, without incomplete last lines and warm-ups."""
-    decoder = msgspec.json.Decoder(_RunLine)
-    for path in sorted(directory.glob("*.jsonl")):
-        for line in path.read_bytes().split(b"\n")[:-1]:
-            run = decoder.decode(line)
-            if run.sent is not None:
-                yield ModelRun(run.nonce, run.began, path.stem, run.takes)

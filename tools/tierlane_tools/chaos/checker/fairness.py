@@ -161,16 +161,15 @@ def batches_in_between(workers: int) -> int:
 def quiet_intervals(case: Case) -> list[TimeSpan]:
     """The time without faults, without direct mode, and without their consequences."""
     busy = [TimeSpan(window.begin - STAMP_S, window.end + SETTLE_S) for window in case.allowances.windows]
-    busy += [_direct(case, row) for row in case.evidence.rows if row.mode == DIRECT and row.ended_ms is not None]
+    offset_s = case.evidence.wall_offset_s
+    busy += [  # In direct mode each gateway has an order of its own, by requests.
+        TimeSpan(row.created_ms / MS - offset_s, row.ended_ms / MS - offset_s + SETTLE_S)
+        for row in case.evidence.rows
+        if row.mode == DIRECT and row.ended_ms is not None
+    ]
     joined = union(busy)
     begins, ends = [-math.inf, *(span.end for span in joined)], [*(span.begin for span in joined), math.inf]
     return [TimeSpan(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
-
-
-def _direct(case: Case, row: AuditRow) -> TimeSpan:
-    """The time in which a request was in direct mode, in which each gateway has an order of its own, by requests."""
-    offset_s = case.evidence.wall_offset_s
-    return TimeSpan(row.created_ms / MS - offset_s, (row.ended_ms or row.created_ms) / MS - offset_s + SETTLE_S)
 
 
 def union(intervals: Iterable[TimeSpan]) -> list[TimeSpan]:

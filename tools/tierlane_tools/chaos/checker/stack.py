@@ -6,7 +6,6 @@ from tierlane_tools.bench.measurement.histogram import Histogram
 from tierlane_tools.chaos.checker.allowances import STAMP_S
 from tierlane_tools.chaos.checker.audit import DIRECT
 from tierlane_tools.chaos.checker.case import Case
-from tierlane_tools.chaos.checker.evidence import AuditRow
 from tierlane_tools.chaos.checker.results import InvariantFinding, Violation
 from tierlane_tools.chaos.history import Recovery
 
@@ -39,26 +38,22 @@ def fencing(case: Case) -> InvariantFinding:
     """Rows completed for a worker that had not finished a run of the request, as after a lost lease."""
     if case.evidence.runs is None:
         return InvariantFinding(measured=False)
-    violations = [
-        Violation(f"Completed for {row.worker_id or 'no worker'} before the end of a run.", one.invoked.nonce, row.id)
-        for one in case.tries
-        for row in case.rows_of(one)
-        if row.completed and not _own_run(case, one.invoked.nonce, row)
-    ]
+    violations: list[Violation] = []
+    for one in case.tries:
+        for row in case.rows_of(one):
+            if not row.completed or row.ended_ms is None:
+                continue
+            shown = row.ended_ms / 1000 - case.evidence.wall_offset_s
+            # In direct mode the end is on the clock of the gateway, which does not step.
+            times = [shown] if row.mode == DIRECT else case.allowances.clock.true_times(shown)
+            ended = max(times, default=shown) + CLOCKS_S
+            if not any(
+                case.workers.get(run.process) == row.worker_id and run.began + run.takes_s <= ended
+                for run in case.runs.get(one.invoked.nonce, ())
+            ):
+                problem = f"Completed for {row.worker_id or 'no worker'} before the end of a run."
+                violations.append(Violation(problem, one.invoked.nonce, row.id))
     return InvariantFinding(violations)
-
-
-def _own_run(case: Case, nonce: str, row: AuditRow) -> bool:
-    """Whether the worker of the row had finished a run by then."""
-    if row.ended_ms is None:
-        return True
-    shown = row.ended_ms / 1000 - case.evidence.wall_offset_s
-    # In direct mode the end is on the clock of the gateway, which does not step.
-    ended = max([shown] if row.mode == DIRECT else case.allowances.clock.true_times(shown), default=shown) + CLOCKS_S
-    return any(
-        case.workers.get(run.process) == row.worker_id and run.began + run.takes_s <= ended
-        for run in case.runs.get(nonce, ())
-    )
 
 
 def conservation(case: Case) -> InvariantFinding:
