@@ -107,13 +107,12 @@ class _Batches:
         try:
             while not self._load.stopped:
                 await self._one()
-            listed: list[str] = []
-            path, after, has_more = f"/v1/batches?limit={PAGE}", "", True
-            while has_more:
-                page = await self._call("GET", path + after, dict)
+            path = f"/v1/batches?limit={PAGE}"
+            page = await self._call("GET", path, dict)
+            listed = [batch["id"] for batch in page["data"]]
+            while page["has_more"]:
+                page = await self._call("GET", f"{path}&after={page['last_id']}", dict)
                 listed += [batch["id"] for batch in page["data"]]
-                has_more = page["has_more"]
-                after = f"&after={page['last_id']}"
             if sorted(listed) != sorted(self._created):
                 self._fault(f"{len(self._created)} batches were created, {len(listed)} are listed.")
         except _GaveUp as error:
