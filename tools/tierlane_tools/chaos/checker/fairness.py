@@ -139,18 +139,18 @@ class _Tier:
         times = [each.ended for each in self._served]
         for customer, waits in self._waits.items():
             for interval in overlaps(union(waits), quiet):
-                if interval.seconds >= LEAST_RUNS * self._longest_s:
-                    first, last = (bisect_right(times, at) for at in (interval.begin, interval.end))
-                    yield self._share(customer, interval, self._served[first:last])
-
-    def _share(self, customer: str, interval: TimeSpan, served: Sequence[Served]) -> Share:
-        waiting = {other for other, waits in self._waits.items() if overlaps(waits, [interval])}
-        weights = sum(self._weights.get(other, 1.0) for other in waiting | {each.customer for each in served})
-        part = self._weights.get(customer, 1.0) / weights
-        own = [each.cost_ms for each in served if each.customer == customer]
-        in_between = batches_in_between(len({each.process for each in served}))
-        at_one_end = in_between * (part * self._longest_s * MS + max(own, default=0.0))
-        return Share(customer, interval, sum(own), part * sum(each.cost_ms for each in served), 2 * at_one_end)
+                if interval.seconds < LEAST_RUNS * self._longest_s:
+                    continue
+                first, last = (bisect_right(times, at) for at in (interval.begin, interval.end))
+                served = self._served[first:last]
+                waiting = {other for other, spans in self._waits.items() if overlaps(spans, [interval])}
+                weights = sum(self._weights.get(other, 1.0) for other in waiting | {each.customer for each in served})
+                part = self._weights.get(customer, 1.0) / weights
+                own = [each.cost_ms for each in served if each.customer == customer]
+                in_between = batches_in_between(len({each.process for each in served}))
+                at_one_end = in_between * (part * self._longest_s * MS + max(own, default=0.0))
+                share_ms = part * sum(each.cost_ms for each in served)
+                yield Share(customer, interval, sum(own), share_ms, 2 * at_one_end)
 
 
 def batches_in_between(workers: int) -> int:
