@@ -98,7 +98,10 @@ class ResponseParser:
             self._buffer = data
             return None
         head = data[:head_end].lower()
-        status = _status(head)
+        code = head[9:12]  # HTTP/1.1 200 OK
+        if not head.startswith(b"http/1.") or not code.isdigit() or head[12:13] not in (b" ", b"\r", b""):
+            raise WireError(f"The answer does not begin like HTTP/1.1: {head[:40]!r}.")
+        status = int(code)
         start = head_end + 4
         if status < 200:  # An interim answer, such as 100 Continue.
             self._buffer, self._wanted = b"", 0
@@ -161,14 +164,6 @@ def _usual(data: bytes) -> BenchResponse | None:
     if not value.isdigit() or int(value) != len(body):
         return None
     return BenchResponse(200, data[:head_end], body, keep_alive=True)
-
-
-def _status(head: bytes) -> int:
-    # HTTP/1.1 200 OK
-    status = head[9:12]
-    if not head.startswith(b"http/1.") or not status.isdigit() or head[12:13] not in (b" ", b"\r", b""):
-        raise WireError(f"The answer does not begin like HTTP/1.1: {head[:40]!r}.")
-    return int(status)
 
 
 def _body_length(head: bytes, status: int) -> int:

@@ -323,16 +323,20 @@ class Traffic:
     def load(self, address: TargetAddress, phases: Sequence[Phase]) -> BenchLoad:
         """A load up to the end of the last phase. Raises UsageError for a key that cannot be used."""
         plan = self.plan
-        load = self._unconnected(self._forms(address), phases)
+        common: Common = {
+            "phases": phases,
+            "forms": self._forms(address),
+            "inputs": self.inputs,
+            "check": self.check,
+        }
+        load: BenchLoad
+        if plan.mode is LoadMode.CLOSED:
+            load = ClosedLoad(plan.connections, plan.mix, plan.seed, **common)
+        else:
+            due = schedule(plan.arrivals, plan.rate, phases[-1].until_s, plan.mix, plan.seed)
+            load = OpenLoad(due, **common)
         load.connect(address.host, address.port, connections=plan.connections, timeout_s=plan.timeout)
         return load
-
-    def _unconnected(self, forms: Sequence[Sequence[RequestForm]], phases: Sequence[Phase]) -> BenchLoad:
-        plan = self.plan
-        common: Common = {"phases": phases, "forms": forms, "inputs": self.inputs, "check": self.check}
-        if plan.mode is LoadMode.CLOSED:
-            return ClosedLoad(plan.connections, plan.mix, plan.seed, **common)
-        return OpenLoad(schedule(plan.arrivals, plan.rate, phases[-1].until_s, plan.mix, plan.seed), **common)
 
     def _forms(self, address: TargetAddress) -> list[list[RequestForm]]:
         try:

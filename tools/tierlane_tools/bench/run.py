@@ -20,7 +20,11 @@ def run(plan: BenchPlan) -> int:
     stack = read_stack(plan.stack)
     url = plan.url or stack.http_url
     address = read_address(url)
-    _writable(plan)
+    if plan.json:
+        try:
+            plan.json.touch()  # An error is reported now rather than after a long run.
+        except OSError as error:
+            raise BenchUsageError(f"{TOOL.both_names('json')}: cannot write {plan.json}: {error.strerror}.") from None
     progress = ProgressDisplay(Console(stderr=True), plan.warmup + plan.duration)
     load = f"{plan.rate:g} requests/s" if plan.mode is LoadMode.OPEN else f"{plan.connections} connections"
     progress.say(f"Sending {load} to {url}: {plan.warmup:g} s of warm-up, then {plan.duration:g} s measured.")
@@ -31,12 +35,3 @@ def run(plan: BenchPlan) -> int:
     if plan.json:
         plan.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return PASSED if result["passed"] else FAILED
-
-
-def _writable(plan: BenchPlan) -> None:
-    """Raise UsageError now rather than after a long run."""
-    if plan.json:
-        try:
-            plan.json.touch()
-        except OSError as error:
-            raise BenchUsageError(f"{TOOL.both_names('json')}: cannot write {plan.json}: {error.strerror}.") from None

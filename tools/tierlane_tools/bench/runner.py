@@ -75,18 +75,16 @@ class Timeline:
     def step(self, at_s: float) -> None:
         """What came back since the last step."""
         now = [self._now(number) for number in range(len(self._pairs))]
-        tiers = tuple(_between(before, after) for before, after in zip(self._seen, now, strict=True))
-        self.steps.append(Interval(round(at_s, 3), round(at_s - self._at_s, 3), tiers))
+        tiers = []
+        for before, after in zip(self._seen, now, strict=True):
+            new = after[0].since(before[0])
+            tiers.append(TierInterval(new.count, after[1] - before[1], new.quantile(0.99)))
+        self.steps.append(Interval(round(at_s, 3), round(at_s - self._at_s, 3), tuple(tiers)))
         self._seen, self._at_s = now, at_s
 
     def _now(self, tier: int) -> tuple[Histogram, int]:
         tallies = self._pairs[tier]
         return Histogram.merged(counters.latency for counters in tallies), sum(t.failures + t.missing for t in tallies)
-
-
-def _between(before: tuple[Histogram, int], after: tuple[Histogram, int]) -> TierInterval:
-    new = after[0].since(before[0])
-    return TierInterval(new.count, after[1] - before[1], new.quantile(0.99))
 
 
 @dataclass
@@ -130,7 +128,13 @@ class ProgressDisplay:
     async def follow(self, load: BenchLoad, measured: Sequence[TierStatistics]) -> None:
         """Show the load until cancelled."""
         if not self._console.is_terminal:
-            await self._lines(load, measured)
+            at_s, answers = 0.0, 0
+            while True:
+                await asyncio.sleep(LINE_EVERY_S)
+                now_s, now_answers = load.elapsed_s(), load.answers
+                rate = (now_answers - answers) / max(now_s - at_s, REFRESH_S)
+                at_s, answers = now_s, now_answers
+                self.say(f"{min(now_s, self._total_s):.0f} of {self._total_s:.0f} s: {_figures(rate, measured)}")
         # Drawn by us, because rich's own thread would take the processor when it likes.
         with _bar(self._console) as bar, suppress(asyncio.CancelledError):
             task = bar.add_task("", total=self._total_s)
@@ -142,15 +146,6 @@ class ProgressDisplay:
                 bar.update(task, completed=min(now_s, self._total_s), description=_figures(rate, measured))
                 bar.refresh()
                 await asyncio.sleep(REFRESH_S)
-
-    async def _lines(self, load: BenchLoad, measured: Sequence[TierStatistics]) -> None:
-        at_s, answers = 0.0, 0
-        while True:
-            await asyncio.sleep(LINE_EVERY_S)
-            now_s, now_answers = load.elapsed_s(), load.answers
-            rate = (now_answers - answers) / max(now_s - at_s, REFRESH_S)
-            at_s, answers = now_s, now_answers
-            self.say(f"{min(now_s, self._total_s):.0f} of {self._total_s:.0f} s: {_figures(rate, measured)}")
 
     @asynccontextmanager
     async def waiting(self, sentence: str, seconds: float) -> AsyncIterator[None]:
@@ -233,7 +228,12 @@ class _Run:
 
     async def measure(self) -> Measurement:
         found, load = self._found, self._load
-        await self._echo()
+        gateways = sum(process.role == "gateway" for process in self._stack.processes)
+        wanted = self._plan.echo
+        if wanted is EchoMode.ON or (wanted is EchoMode.AUTO and gateways):
+            async with self._progress.waiting("First the same load on a bare echo server", echo_seconds(self._plan)):
+                with _no_collector():
+                    found.echo = await measure_echo(self._plan, self._keys, gateways or 1)
         with _no_collector(), _interruptible(self._interrupt):
             found.started_at = datetime.now(UTC)
             load.begin()
@@ -249,17 +249,16 @@ class _Run:
                 for task in watching:
                     task.cancel()
                 await asyncio.gather(*watching, return_exceptions=True)
-        self._collect()
+        found.lag = self._phases[1].lag
+        found.waited_for_connection = load.pool.waited
+        found.strays = load.pool.strays
+        found.verify = "reversed" if self._check.active else "off"
+        found.verified, found.crossed = self._check.verified, self._check.crossed
+        found.repeated_ids, found.without_id = load.ids.repeated(), load.ids.without_id
+        found.details = load.details
+        found.timeline = self._timeline.steps
         await self._audit()
         return found
-
-    async def _echo(self) -> None:
-        gateways = sum(process.role == "gateway" for process in self._stack.processes)
-        wanted = self._plan.echo
-        if wanted is EchoMode.ON or (wanted is EchoMode.AUTO and gateways):
-            async with self._progress.waiting("First the same load on a bare echo server", echo_seconds(self._plan)):
-                with _no_collector():
-                    self._found.echo = await measure_echo(self._plan, self._keys, gateways or 1)
 
     def _interrupt(self) -> None:
         self._found.interrupted = True
@@ -305,17 +304,6 @@ class _Run:
             return read_cpu(read_stack(self._plan.stack).processes)
         except StackFileError:
             return []
-
-    def _collect(self) -> None:
-        found, load = self._found, self._load
-        found.lag = self._phases[1].lag
-        found.waited_for_connection = load.pool.waited
-        found.strays = load.pool.strays
-        found.verify = "reversed" if self._check.active else "off"
-        found.verified, found.crossed = self._check.verified, self._check.crossed
-        found.repeated_ids, found.without_id = load.ids.repeated(), load.ids.without_id
-        found.details = load.details
-        found.timeline = self._timeline.steps
 
     async def _audit(self) -> None:
         if not self._stack.database_url:

@@ -58,20 +58,17 @@ async def drain(
 async def _read_unfinished(redis_urls: Sequence[str], database_url: str, spools: Sequence[Path]) -> UnfinishedWork:
     try:
         left = await leftovers_of_cells(redis_urls)
+        connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=ROWS_PATIENCE_S, command_timeout=5)
+        try:
+            open_rows = int(await connection.fetchval(OPEN_ROWS))
+        finally:
+            await connection.close(timeout=ROWS_PATIENCE_S)
         return UnfinishedWork(
             in_redis=len(left.open_requests) + sum(left.lengths.values()),
-            open_rows=await _open_rows(database_url),
+            open_rows=open_rows,
             spooled=sum(
                 path.stat().st_size > 0 for spool in spools for path in spool.glob("spool/*") if path.is_file()
             ),
         )
     except (RedisUnavailable, OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         return UnfinishedWork(fault=f"{type(error).__name__}: {error}")
-
-
-async def _open_rows(database_url: str) -> int:
-    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=ROWS_PATIENCE_S, command_timeout=5)
-    try:
-        return int(await connection.fetchval(OPEN_ROWS))
-    finally:
-        await connection.close(timeout=ROWS_PATIENCE_S)

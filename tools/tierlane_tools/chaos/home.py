@@ -40,7 +40,19 @@ def home(keep: Path | None) -> Iterator[Home]:
     """Create the directory; afterwards it is removed, or with --keep only its database. Raises ChaosUsageError."""
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[name]  # It may be a setting of another stack.
-    data_dir = DataDir(_created(keep) if keep else _temporary())
+    if keep:
+        path, option = keep, TOOL.both_names("keep")
+        try:
+            path.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            raise ChaosUsageError(f"{option}: {path} exists already; name a new directory.") from None
+        except OSError as error:
+            raise ChaosUsageError(f"{option}: cannot make {path}: {error.strerror}.") from None
+    else:
+        path = Path(tempfile.mkdtemp(prefix=REMOVABLE_PREFIX))
+    if os.geteuid() == 0:
+        path.chmod(0o711)  # PostgreSQL runs as another user then, who must traverse the directory.
+    data_dir = DataDir(path)
     os.environ[MARK_VARIABLE] = secrets.token_hex(16)  # Inherited by every process that is started from now on.
     guard = OrphanGuard(data_dir)
     if not keep:
@@ -52,25 +64,3 @@ def home(keep: Path | None) -> Iterator[Home]:
         guard.release()
         data_dir.release()
         shutil.rmtree(data_dir.path / DATABASE if keep else data_dir.path, ignore_errors=True)
-
-
-def _temporary() -> Path:
-    path = Path(tempfile.mkdtemp(prefix=REMOVABLE_PREFIX))
-    _make_traversable(path)
-    return path
-
-
-def _created(path: Path) -> Path:
-    try:
-        path.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        raise ChaosUsageError(f"{TOOL.both_names('keep')}: {path} exists already; name a new directory.") from None
-    except OSError as error:
-        raise ChaosUsageError(f"{TOOL.both_names('keep')}: cannot make {path}: {error.strerror}.") from None
-    _make_traversable(path)
-    return path
-
-
-def _make_traversable(path: Path) -> None:
-    if os.geteuid() == 0:
-        path.chmod(0o711)  # PostgreSQL runs as another user then, who must traverse the directory.

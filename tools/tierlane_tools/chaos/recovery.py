@@ -12,30 +12,26 @@ OK_STATUS = 200
 
 def recoveries(events: Iterable[Event], faults: Sequence[FaultEvent], load_ended: float) -> list[Recovery]:
     """The recovery of each fault that was healed without error, by the sending times of tries."""
-    sent, failed = _tries(events)
-    healed = [fault for fault in faults if fault.what is FaultPhase.HEAL and not fault.error]
-    return [Recovery(fault, _seconds(fault.at, sent, failed, load_ended)) for fault in healed]
-
-
-def _tries(events: Iterable[Event]) -> tuple[list[float], list[float]]:
-    """The sending times of all tries, and of those that did not succeed, in order."""
-    sent: dict[tuple[str, int], float] = {}
+    at_try: dict[tuple[str, int], float] = {}
     succeeded: set[tuple[str, int]] = set()
     for event in events:
         if isinstance(event, Invoked):
-            sent[event.nonce, event.turn] = event.at
+            at_try[event.nonce, event.turn] = event.at
         elif isinstance(event, Answered) and event.status == OK_STATUS:
             succeeded.add((event.nonce, event.turn))
-    return sorted(sent.values()), sorted(at for one, at in sent.items() if one not in succeeded)
-
-
-def _seconds(healed: float, sent: Sequence[float], failed: Sequence[float], load_ended: float) -> float | None:
-    begin = healed
-    while begin + WINDOW_S <= load_ended:
-        if _count(sent, begin) and not _count(failed, begin):
-            return round(begin - healed, 1)
-        begin += STEP_S
-    return None
+    sent = sorted(at_try.values())
+    failed = sorted(at for one, at in at_try.items() if one not in succeeded)
+    found: list[Recovery] = []
+    for fault in faults:
+        if fault.what is not FaultPhase.HEAL or fault.error:
+            continue
+        begin, seconds = fault.at, None
+        while seconds is None and begin + WINDOW_S <= load_ended:
+            if _count(sent, begin) and not _count(failed, begin):
+                seconds = round(begin - fault.at, 1)
+            begin += STEP_S
+        found.append(Recovery(fault, seconds))
+    return found
 
 
 def _count(times: Sequence[float], begin: float) -> int:

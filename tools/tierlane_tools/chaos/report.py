@@ -12,7 +12,7 @@ from rich.table import Table
 
 from tierlane_tools.bench.measurement.histogram import Histogram
 from tierlane_tools.chaos.checker.evidence import Evidence
-from tierlane_tools.chaos.checker.results import InvariantResult, InvariantResults
+from tierlane_tools.chaos.checker.results import InvariantResults
 from tierlane_tools.chaos.history import Answered, Event, Invoked, RunInfo, Unanswered
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -22,6 +22,7 @@ Document = dict[str, Any]
 
 def document(info: RunInfo, events: Sequence[Event], evidence: Evidence, verdicts: InvariantResults) -> Document:
     """The document of one run."""
+    outcomes = Counter((row.status, row.code) for row in evidence.rows)
     return {
         "passed": verdicts.hold,
         "seed": info.seed,
@@ -40,7 +41,14 @@ def document(info: RunInfo, events: Sequence[Event], evidence: Evidence, verdict
             {"name": one.event.name, "target": one.event.target, "seconds": one.seconds} for one in info.recoveries
         ],
         **_figures(events),
-        "audit": _audit(evidence),
+        "audit": {
+            "rows": len(evidence.rows),
+            "outcomes": [{"status": status, "code": code, "count": n} for (status, code), n in outcomes.most_common()],
+            "modes": dict(Counter(row.mode for row in evidence.rows).most_common()),
+            "retried": sum((row.attempts or 0) > 1 for row in evidence.rows),
+            "dead_letters": len(evidence.dead_letters),
+            "runs": None if evidence.runs is None else len(evidence.runs),
+        },
     }
 
 
@@ -49,38 +57,23 @@ def _figures(events: Sequence[Event]) -> Document:
     answers = [event for event in events if isinstance(event, Answered)]
     counts = Counter((event.status, event.code) for event in answers)
     silent = Counter(event.kind for event in events if isinstance(event, Unanswered))
+    times: dict[str, Histogram] = {}
+    for event in answers:
+        invoked = tries.get((event.nonce, event.turn))
+        if invoked is not None and event.status == 200:
+            times.setdefault(invoked.tier, Histogram()).record(event.seconds)
+    tiers: Document = {}
+    for tier, histogram in sorted(times.items()):
+        tiers[tier] = {"completed": histogram.count}
+        for name, share in QUANTILES.items():
+            tiers[tier][f"{name}_ms"] = round((histogram.quantile(share) or 0.0) * 1000, 1)
     return {
         "requests": len({nonce for nonce, _ in tries}),
         "tries": len(tries),
         "answers": [{"status": status, "code": code, "count": n} for (status, code), n in counts.most_common()],
         "replayed": sum(event.replayed for event in answers),
         "without_answer": dict(silent.most_common()),
-        "tiers": _tiers(tries, answers),
-    }
-
-
-def _tiers(tries: dict[tuple[str, int], Invoked], answers: Sequence[Answered]) -> Document:
-    times: dict[str, Histogram] = {}
-    for event in answers:
-        invoked = tries.get((event.nonce, event.turn))
-        if invoked is not None and event.status == 200:
-            times.setdefault(invoked.tier, Histogram()).record(event.seconds)
-    return {tier: {"completed": one.count, **_quantiles(one)} for tier, one in sorted(times.items())}
-
-
-def _quantiles(times: Histogram) -> Document:
-    return {f"{name}_ms": round((times.quantile(share) or 0.0) * 1000, 1) for name, share in QUANTILES.items()}
-
-
-def _audit(evidence: Evidence) -> Document:
-    outcomes = Counter((row.status, row.code) for row in evidence.rows)
-    return {
-        "rows": len(evidence.rows),
-        "outcomes": [{"status": status, "code": code, "count": n} for (status, code), n in outcomes.most_common()],
-        "modes": dict(Counter(row.mode for row in evidence.rows).most_common()),
-        "retried": sum((row.attempts or 0) > 1 for row in evidence.rows),
-        "dead_letters": len(evidence.dead_letters),
-        "runs": None if evidence.runs is None else len(evidence.runs),
+        "tiers": tiers,
     }
 
 
@@ -89,7 +82,11 @@ def show(console: Console, info: RunInfo, verdicts: InvariantResults) -> None:
     console.print(table(verdicts))
     for verdict in verdicts.all:
         if not verdict.holds:
-            _show_violation(console, verdict)
+            console.print(f"\n[red]{escape(verdict.name)}[/]: {verdict.count}, none allowed", highlight=False)
+            for example in verdict.examples:
+                head = f"  {example.says}  {example.request} {example.row}".rstrip()
+                for line in (head, *(f"    {line}" for line in example.timeline)):
+                    console.print(line, highlight=False, markup=False)
     if not verdicts.hold:
         for line in info.schedule:
             console.print(line, highlight=False, markup=False)
@@ -106,33 +103,19 @@ def table(verdicts: InvariantResults) -> Table:
         shown.add_column(column, justify="right" if column in ("count", "excused") else "left", overflow="fold")
     for verdict in verdicts.all:
         excused = sum(verdict.explained.values())
+        if not verdict.measured:
+            outcome = "[dim]not measured[/]"
+        elif verdict.limit is None:
+            outcome = "[dim]figure[/]"
+        else:
+            outcome = "[green]holds[/]" if verdict.holds else "[red]BROKEN[/]"
+        excuses = ", ".join(f"{count} {excuse}" for excuse, count in verdict.explained.items())
+        description = [verdict.says, verdict.shown, f"excused: {excuses}" if excuses else ""]
         shown.add_row(
             verdict.name,
             "-" if not verdict.measured or verdict.limit is None else str(verdict.count),
-            _verdict_text(verdict),
+            outcome,
             str(excused or ""),
-            escape(_description(verdict)),
+            escape("; ".join(filter(None, description))),
         )
     return shown
-
-
-def _verdict_text(verdict: InvariantResult) -> str:
-    if not verdict.measured:
-        return "[dim]not measured[/]"
-    if verdict.limit is None:
-        return "[dim]figure[/]"
-    return "[green]holds[/]" if verdict.holds else "[red]BROKEN[/]"
-
-
-def _description(verdict: InvariantResult) -> str:
-    excused = ", ".join(f"{count} {excuse}" for excuse, count in verdict.explained.items())
-    parts = [verdict.says, verdict.shown, f"excused: {excused}" if excused else ""]
-    return "; ".join(filter(None, parts))
-
-
-def _show_violation(console: Console, verdict: InvariantResult) -> None:
-    console.print(f"\n[red]{escape(verdict.name)}[/]: {verdict.count}, none allowed", highlight=False)
-    for example in verdict.examples:
-        console.print(f"  {example.says}  {example.request} {example.row}".rstrip(), highlight=False, markup=False)
-        for line in example.timeline:
-            console.print(f"    {line}", highlight=False, markup=False)

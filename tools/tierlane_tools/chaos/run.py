@@ -78,20 +78,16 @@ def run(options: Options) -> int:
 
 def run_and_check(options: Options) -> RunResult:
     """Run, and check the invariants. Raises ChaosUsageError, StackError, EmbeddedServerError."""
-    display = RunDisplay(Console(), quiet=options.quiet)
+    return uvloop.run(_run_on_stack(options, RunDisplay(Console(), quiet=options.quiet)))
+
+
+async def _run_on_stack(options: Options, display: RunDisplay) -> RunResult:
+    """Run on the external stack of the options, or on a new one."""
     if options.against:
-        return uvloop.run(_run_on_external_stack(options, options.against, display))
-    return uvloop.run(_run_on_own_stack(options, display))
-
-
-async def _run_on_external_stack(options: Options, file: Path, display: RunDisplay) -> RunResult:
-    stack = ExternalStack(file)
-    display.show(f"seed {options.seed}: against {file}")
-    setup = RunSetup(stack, await stack.target(), stack.sources(time.time()), (), lambda: None)
-    return await _run_scenario(options, setup, History(), display)
-
-
-async def _run_on_own_stack(options: Options, display: RunDisplay) -> RunResult:
+        external = ExternalStack(options.against)
+        display.show(f"seed {options.seed}: against {options.against}")
+        setup = RunSetup(external, await external.target(), external.sources(time.time()), (), lambda: None)
+        return await _run_scenario(options, setup, History(), display)
     with home(options.keep) as place:
         stack = ChaosStack(
             place.data_dir, options.shape, place.guard, place.lines, tls=options.tls_to_redis, engine=options.engine

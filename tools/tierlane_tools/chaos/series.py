@@ -44,6 +44,14 @@ class Summary:
     wall_s: float | None = None
     error: str = ""
 
+    def __str__(self) -> str:
+        """The line that is shown after the run."""
+        if self.error:
+            return f"seed {self.seed}: {self.error}"
+        violated = ", ".join(f"{name} {count}" for name, count in self.breaches.items())
+        outcome = "passed" if self.passed else f"failed ({violated})"
+        return f"seed {self.seed}: {outcome}, {self.sent} sent, {self.accepted} accepted, {self.wall_s or 0.0:.0f} s"
+
 
 def run_series(options: Options) -> int:
     """Run every seed of `options.seeds`; return the worst exit code. Raises ChaosUsageError.
@@ -62,7 +70,7 @@ def run_series(options: Options) -> int:
         if result is not None and not result.verdicts.hold:
             result.show()
         if not options.quiet:
-            console.print(_line(row), highlight=False, markup=False, soft_wrap=True)
+            console.print(str(row), highlight=False, markup=False, soft_wrap=True)
         if result is not None:
             documents.append(result.document)
         if options.json:
@@ -83,14 +91,6 @@ def _run_one(options: Options) -> tuple[Summary, RunResult | None]:
         return Summary(options.seed, passed=False, error=f"cannot start: {error}"), None
     wall_s = round(time.monotonic() - began, 1)
     return summary_of(result.document, wall_s), result
-
-
-def _line(row: Summary) -> str:
-    if row.error:
-        return f"seed {row.seed}: {row.error}"
-    violated = ", ".join(f"{name} {count}" for name, count in row.breaches.items())
-    outcome = "passed" if row.passed else f"failed ({violated})"
-    return f"seed {row.seed}: {outcome}, {row.sent} sent, {row.accepted} accepted, {row.wall_s or 0.0:.0f} s"
 
 
 def summary_of(document: Document, wall_s: float | None = None) -> Summary:

@@ -143,13 +143,20 @@ class AuditRows:
         overhead_ms = self._overheads[int(LEAST_OVERHEAD * len(self._overheads))] if self._overheads else 0.0
         gpus = max(map(len, self._workers.values()), default=1)
         by_id = self._snapshot.customers
+        # The pool's GPUs run all its models, so the lowest row applies, as in the gateway.
+        rows = [model for model in models.values() if model.enabled] or list(models.values())
         found.base = {
             "tiers": {tier.name: _tier_fields(tier) for tier in self._snapshot.tiers},
             "customers": {by_id[id_].name: self._customer_fields(by_id[id_]) for id_ in self._numbers},
             "gpus": gpus,
             "duration_s": seconds,
             "warmup_s": 0.0,
-            "model": _model_fields(models),
+            "model": {
+                "max_batch_size": min(model.max_batch_size for model in rows),
+                "max_wait_ms": min(model.max_wait_ms for model in rows),
+                "target_utilization": min(model.target_utilization for model in rows),
+                "rps_per_gpu": min(model.rps_per_gpu for model in rows),
+            },
             "costs": {"dispatch_ms": overhead_ms / 2, "call_ms": overhead_ms / 2},
         }
         if batch_ms + request_ms > 0:
@@ -188,17 +195,6 @@ def _tier_fields(tier: Tier) -> dict[str, Any]:
         "shed_depth": tier.shed_depth,
         "shed_wait_ms": tier.shed_wait_ms,
         "shadow": tier.shadow,
-    }
-
-
-def _model_fields(models: Mapping[str, Model]) -> dict[str, Any]:
-    """The pool's GPUs run all its models, so the lowest row applies, as in the gateway."""
-    rows = [model for model in models.values() if model.enabled] or list(models.values())
-    return {
-        "max_batch_size": min(model.max_batch_size for model in rows),
-        "max_wait_ms": min(model.max_wait_ms for model in rows),
-        "target_utilization": min(model.target_utilization for model in rows),
-        "rps_per_gpu": min(model.rps_per_gpu for model in rows),
     }
 
 

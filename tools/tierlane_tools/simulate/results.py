@@ -6,7 +6,7 @@ Requests that arrive during the warm-up are not counted. Response times are coun
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
@@ -204,17 +204,31 @@ class Figures:
         tiers: dict[str, ClassFigures] = {}
         for each in self.classes.values():
             tiers.setdefault(each.tier, ClassFigures(each.tier, "", 0)).add(each)
+        fairness: dict[str, float] = {}
+        for name in tiers:
+            # Only of the customers that could have used more GPU time, as in gateway/limits/gpu_time.py.
+            short = [one for one in self.fairness if one.tier == name and (one.waiting >= 1 or one.unmet >= UNMET)]
+            fairness[name] = round(jain_index([one.gpu_ms for one in short]), 4)
         timeline = self.timeline.document()
         first = min(len(timeline["busy"]) - 1, int(warmup_s / self.timeline.step_s))
         busy = timeline["busy"][first:]
+        cells = {}
+        for name, steps in timeline["cells"].items():
+            workers, busy_s = steps["workers"][first:], self.timeline.busy_s[name][first:]
+            held_s = sum(workers) * self.timeline.step_s
+            p50, _, p99 = self.cell_latency[name].percentiles()
+            cells[name] = {
+                "arrivals": self.cell_arrivals[name],
+                "workers": round(sum(workers) / len(workers), 2) if workers else 0.0,
+                "busy": round(min(1.0, sum(busy_s) / held_s), 4) if held_s else 0.0,
+                "p50_ms": p50,
+                "p99_ms": p99,
+            }
         return {
             "simulated_s": round(ends_s, 3),
             "measured_s": round(ends_s - warmup_s, 3),
             "requests": sum(each.arrivals for each in self.classes.values()),
-            "tiers": {
-                name: {**each.document(gpu_ms), "fairness": round(self._fairness(name), 4)}
-                for name, each in tiers.items()
-            },
+            "tiers": {name: {**each.document(gpu_ms), "fairness": fairness[name]} for name, each in tiers.items()},
             "classes": [each.document(gpu_ms) for each in self.classes.values()],
             "gpus": {
                 "busy": round(sum(busy) / len(busy), 4) if busy else 0.0,
@@ -222,29 +236,9 @@ class Figures:
                 "mean_batch": round(self.batched / self.batches, 2) if self.batches else 0.0,
                 "moves": self.moves,
             },
-            "cells": self._cells(timeline["cells"], first),
+            "cells": cells,
             "timeline": timeline,
         }
-
-    def _fairness(self, tier: str) -> float:
-        """Jain's index of the customers that could have used more GPU time, as in gateway/limits/gpu_time.py."""
-        short = [each for each in self.fairness if each.tier == tier and (each.waiting >= 1 or each.unmet >= UNMET)]
-        return jain_index([each.gpu_ms for each in short])
-
-    def _cells(self, steps: Mapping[str, Document], first: int) -> Document:
-        found = {}
-        for name, each in steps.items():
-            workers, busy = each["workers"][first:], self.timeline.busy_s[name][first:]
-            held = sum(workers) * self.timeline.step_s
-            p50, _, p99 = self.cell_latency[name].percentiles()
-            found[name] = {
-                "arrivals": self.cell_arrivals[name],
-                "workers": round(sum(workers) / len(workers), 2) if workers else 0.0,
-                "busy": round(min(1.0, sum(busy) / held), 4) if held else 0.0,
-                "p50_ms": p50,
-                "p99_ms": p99,
-            }
-        return found
 
 
 class Recorder:

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
-from ledger.postgres import AWAY, Connection
+from ledger.postgres import AWAY
 from tierlane_tools.bench.verification.audit_connection import audit_connection
 
 # The members of a batch share its size, its run time and its worker. A batch that lost members to an earlier end, a
@@ -61,17 +61,13 @@ async def read_batches(database_url: str, span: MeasuredRows, model: str, worker
     """Read the rows; None when the database is away. `workers`: how many there are, 0 for those that were seen."""
     try:
         async with audit_connection(database_url) as connection:
-            ran = await _ran(connection, span)
+            keys = list(span.api_key_ids)
+            rows = await connection.fetch(_BATCHES, span.made_from, span.made_to, keys, span.ended_from, span.ended_to)
             largest = await connection.fetchval(_LARGEST, model)
     except (*AWAY, ValueError):
         return None
+    ran = [Ran(row[0] or row[3], row[1], row[2] or "", row[3]) for row in rows]
     return batch_use(ran, largest, workers, (span.ended_to - span.ended_from).total_seconds())
-
-
-async def _ran(connection: Connection, span: MeasuredRows) -> list[Ran]:
-    keys = list(span.api_key_ids)
-    rows = await connection.fetch(_BATCHES, span.made_from, span.made_to, keys, span.ended_from, span.ended_to)
-    return [Ran(row[0] or row[3], row[1], row[2] or "", row[3]) for row in rows]
 
 
 def batch_use(ran: list[Ran], largest: int | None, workers: int, window_s: float) -> BatchUse:

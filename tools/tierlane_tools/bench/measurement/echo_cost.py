@@ -55,7 +55,27 @@ async def measure_echo(plan: BenchPlan, keys: Sequence[Sequence[str]], processes
         except TimeoutError:
             return None
         infos = [ProcessInfo("echo", f"echo-{number}", process.pid) for number, process in enumerate(started)]
-        return await _measured(plan, TargetAddress(HOST, port, f"{HOST}:{port}", "/v1/inference"), keys, infos)
+        inputs = Inputs(token_hex(TAG_CHARACTERS // 2), plan.filler)
+        end_s = WARMUP_S + min(MOST_S, plan.duration)
+        phases = [Phase(until_s, new_tallies(plan.mix.tiers, {})) for until_s in (WARMUP_S, end_s)]
+        address = TargetAddress(HOST, port, f"{HOST}:{port}", "/v1/inference")
+        load = Traffic(plan, keys, inputs, OutputCheck(Verify.OFF, inputs)).load(address, phases)
+        load.begin()
+        finished = asyncio.create_task(load.finish(), name="echo")
+        try:
+            await _until(load, WARMUP_S)
+            before, answers, began_s = await asyncio.to_thread(read_cpu, infos), load.answers, time.monotonic()
+            await _until(load, end_s)
+            answers, window_s = load.answers - answers, time.monotonic() - began_s
+            used = cpu_between(before, await asyncio.to_thread(read_cpu, infos))
+        finally:
+            load.stop()
+            await finished
+    whole = TierStatistics.merged("echo", phases[1].tallies)
+    quantiles = [whole.latency.quantile(share) for share in (0.5, 0.99)]
+    median_ms, p99_ms = (None if value is None else round(value * 1000, 4) for value in quantiles)
+    cpu_us = sum(used.by_role.values()) * 1e6 / answers if answers else 0.0
+    return EchoResult(processes, answers / window_s, round(cpu_us, 2), median_ms, p99_ms, whole.failures)
 
 
 @asynccontextmanager
@@ -72,36 +92,5 @@ async def _started(port: int) -> AsyncIterator[Process]:
         await process.wait()
 
 
-async def _measured(
-    plan: BenchPlan, address: TargetAddress, keys: Sequence[Sequence[str]], infos: Sequence[ProcessInfo]
-) -> EchoResult:
-    inputs = Inputs(token_hex(TAG_CHARACTERS // 2), plan.filler)
-    seconds = min(MOST_S, plan.duration)
-    phases = [Phase(end_s, new_tallies(plan.mix.tiers, {})) for end_s in (WARMUP_S, WARMUP_S + seconds)]
-    load = Traffic(plan, keys, inputs, OutputCheck(Verify.OFF, inputs)).load(address, phases)
-    load.begin()
-    finished = asyncio.create_task(load.finish(), name="echo")
-    try:
-        await _until(load, WARMUP_S)
-        before, answers, began_s = await asyncio.to_thread(read_cpu, infos), load.answers, time.monotonic()
-        await _until(load, WARMUP_S + seconds)
-        answers, window_s = load.answers - answers, time.monotonic() - began_s
-        used = cpu_between(before, await asyncio.to_thread(read_cpu, infos))
-    finally:
-        load.stop()
-        await finished
-    return _result(len(infos), answers, window_s, sum(used.by_role.values()), phases[1].tallies)
-
-
 async def _until(load: BenchLoad, at_s: float) -> None:
     await asyncio.sleep(max(0.0, at_s - load.elapsed_s()))
-
-
-def _result(
-    processes: int, answers: int, window_s: float, cpu_s: float, tallies: Sequence[TierStatistics]
-) -> EchoResult:
-    whole = TierStatistics.merged("echo", tallies)
-    quantiles = [whole.latency.quantile(share) for share in (0.5, 0.99)]
-    median_ms, p99_ms = (None if value is None else round(value * 1000, 4) for value in quantiles)
-    cpu_us = cpu_s * 1e6 / answers if answers else 0.0
-    return EchoResult(processes, answers / window_s, round(cpu_us, 2), median_ms, p99_ms, whole.failures)

@@ -48,14 +48,11 @@ class Histogram:
         rank = max(1, math.ceil(share * self.count))
         if rank >= self.count:
             return self.largest
-        return self._bounded(self._bucket_of(rank))
-
-    def _bucket_of(self, rank: int) -> int:
         seen = 0
         for bucket, count in enumerate(self.counts):
             seen += count
             if seen >= rank:
-                return bucket
+                return self._bounded(bucket)
         raise RuntimeError("This is a bug: the buckets hold fewer samples than were counted.")
 
     def _bounded(self, bucket: int) -> float:

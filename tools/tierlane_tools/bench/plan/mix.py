@@ -37,7 +37,13 @@ def parse_mix(text: str) -> Mix:
             raise MixError(f"each part must be TIER=WEIGHT, got {part.strip()!r}")
         if tier in weights:
             raise MixError(f"the tier {tier!r} is there twice")
-        weights[tier] = _weight(tier, value)
+        try:
+            weight = float(value)
+        except ValueError:
+            weight = math.nan
+        if not (weight >= 0 and math.isfinite(weight)):
+            raise MixError(f"the weight of {tier!r} must be a number of 0 or more, got {value!r}")
+        weights[tier] = weight
     # A tier of weight nothing is left out, so that nobody needs a key for it.
     kept = {tier: weight for tier, weight in weights.items() if weight}
     total = sum(kept.values())
@@ -45,13 +51,3 @@ def parse_mix(text: str) -> Mix:
         raise MixError("at least one tier must have a weight above 0")
     # Rounded, because 0.3 should be told as 0.3.
     return Mix(tuple(kept), tuple(round(weight / total, 12) for weight in kept.values()))
-
-
-def _weight(tier: str, value: str) -> float:
-    try:
-        weight = float(value)
-    except ValueError:
-        weight = math.nan
-    if not (weight >= 0 and math.isfinite(weight)):
-        raise MixError(f"the weight of {tier!r} must be a number of 0 or more, got {value!r}")
-    return weight

@@ -80,16 +80,17 @@ def good_bounds(objectives: Sequence[Objective], tiers: Sequence[str]) -> dict[s
 
 def judge(objectives: Sequence[Objective], tallies: Mapping[str, TierStatistics]) -> list[Judgement]:
     """Compare each objective with what was counted; `tallies` holds every tier and `all`."""
-    return [_judged(objective, tallies[objective.tier]) for objective in objectives]
-
-
-def _judged(objective: Objective, counters: TierStatistics) -> Judgement:
-    if objective.metric == SUCCESS:
-        actual = counters.ok / counters.scheduled if counters.scheduled else None
-        return Judgement(objective, actual, actual is not None and actual >= objective.bound - ROUNDING)
-    quantile = objective.quantile
-    actual = counters.latency.mean if quantile is None else counters.latency.quantile(quantile)
-    return Judgement(objective, actual, actual is not None and actual <= objective.bound + ROUNDING)
+    judgements = []
+    for objective in objectives:
+        counters, quantile = tallies[objective.tier], objective.quantile
+        if objective.metric == SUCCESS:
+            actual = counters.ok / counters.scheduled if counters.scheduled else None
+            met = actual is not None and actual >= objective.bound - ROUNDING
+        else:
+            actual = counters.latency.mean if quantile is None else counters.latency.quantile(quantile)
+            met = actual is not None and actual <= objective.bound + ROUNDING
+        judgements.append(Judgement(objective, actual, met))
+    return judgements
 
 
 def _objective(part: str, tiers: Sequence[str]) -> Objective:
@@ -100,17 +101,13 @@ def _objective(part: str, tiers: Sequence[str]) -> Objective:
     if tier not in tiers and tier != ALL:
         raise SloError(f"{part!r} names a tier that is not in the mix; use {', '.join(tiers)} or {ALL}")
     if metric == SUCCESS:
-        return Objective(tier, metric, _success_bound(part, value), part)
+        percent = _PERCENT.fullmatch(value)
+        if percent is None or float(percent[1]) > 100:
+            raise SloError(f"{part!r} needs a percentage such as 99.9%")
+        return Objective(tier, metric, float(percent[1]) / 100, part)
     if metric not in ("mean", "max") and not _QUANTILE.fullmatch(metric):
         raise SloError(f"{part!r} has an unknown metric {metric!r}; use p50, p95, p99.9, mean, max or success")
     time = _TIME.fullmatch(value)
     if time is None:
         raise SloError(f"{part!r} needs a time with its unit (us, ms or s), such as 250ms")
     return Objective(tier, metric, float(time[1]) * _UNITS[time[2]], part)
-
-
-def _success_bound(part: str, value: str) -> float:
-    match = _PERCENT.fullmatch(value)
-    if match is None or float(match[1]) > 100:
-        raise SloError(f"{part!r} needs a percentage such as 99.9%")
-    return float(match[1]) / 100

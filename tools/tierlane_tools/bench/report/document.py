@@ -5,7 +5,6 @@ answers from their scheduled time to the last byte.
 """
 
 import platform
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -27,24 +26,33 @@ Document = dict[str, Any]
 def document(plan: BenchPlan, url: str, found: Measurement) -> Document:
     """Everything that was measured."""
     problems = faults(plan, found)
+    completed = sum(ok for ok, _ in found.window_completed)
+    good = sum(good for _, good in found.window_completed)
+    before, after = found.rss
     return {
         "passed": not problems,
         "faults": problems,
         "warnings": warnings(found),
         "started_at": found.started_at.isoformat(),
         "duration_s": found.window_s,
-        **_all_tiers(found),
+        **_figures(TierStatistics.merged(ALL, found.measured), completed, good, found.window_s),
         "error_rate": error_rate(found),
         "crossed": found.crossed,
         "verified": found.verified,
         "repeated_ids": found.repeated_ids,
         "stray_answers": found.strays,
         "answers_without_id": found.without_id,
-        "tiers": _tiers(found),
+        "tiers": {
+            counters.name: _figures(counters, *completed_and_good, found.window_s)
+            for counters, completed_and_good in zip(found.measured, found.window_completed, strict=True)
+        },
         "warmup": _counts(TierStatistics.merged(ALL, found.warmup)),
         **_cpu(found),
         "echo": asdict(found.echo) if found.echo else None,
-        "rss_mb": _rss(found),
+        "rss_mb": {
+            role: {"begin": round(before[role] / 1e6, 2), "end": round(after[role] / 1e6, 2)}
+            for role in sorted(before.keys() & after.keys())
+        },
         "batches": _batches(found),
         "timeline": _timeline(found),
         "lag_ms": _times(found.lag),
@@ -60,26 +68,13 @@ def document(plan: BenchPlan, url: str, found: Measurement) -> Document:
     }
 
 
-def _all_tiers(found: Measurement) -> Document:
-    completed = sum(ok for ok, _ in found.window_completed)
-    good = sum(good for _, good in found.window_completed)
-    return _figures(TierStatistics.merged(ALL, found.measured), completed, good, found.window_s)
-
-
-def _tiers(found: Measurement) -> Document:
-    return {
-        counters.name: _figures(counters, completed, good, found.window_s)
-        for counters, (completed, good) in zip(found.measured, found.window_completed, strict=True)
-    }
-
-
 def _figures(counters: TierStatistics, completed: int, good: int, window_s: float) -> Document:
     """Counts and latencies of requests that were due in the window; rates of answers that came in it."""
     return {
         **_counts(counters),
         "request_throughput": completed / window_s if window_s else 0.0,
         "request_goodput": good / window_s if window_s else 0.0,
-        **_e2el(counters.latency),
+        **{f"{name.replace('deviation', 'std')}_e2el_ms": value for name, value in _times(counters.latency).items()},
         "error_latency_ms": _times(counters.error_latency),
         "histogram_ms": [[_as_ms(upper), count] for upper, count in counters.latency.steps()],
     }
@@ -95,16 +90,10 @@ def _counts(counters: TierStatistics) -> Document:
         "failed": counters.scheduled - counters.ok,
         "unanswered": counters.missing,
         "unanswered_by_cause": {why.value: count for why, count in counters.silent.most_common()},
-        "errors": _errors(counters.errors),
+        "errors": [
+            {"status": status, "code": code, "count": count} for (status, code), count in counters.errors.most_common()
+        ],
     }
-
-
-def _errors(errors: Counter[tuple[int, str]]) -> list[Document]:
-    return [{"status": status, "code": code, "count": count} for (status, code), count in errors.most_common()]
-
-
-def _e2el(latency: Histogram) -> Document:
-    return {f"{name.replace('deviation', 'std')}_e2el_ms": value for name, value in _times(latency).items()}
 
 
 def _times(times: Histogram) -> Document:
@@ -115,14 +104,6 @@ def _times(times: Histogram) -> Document:
 
 def _as_ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 4)
-
-
-def _rss(found: Measurement) -> Document:
-    before, after = found.rss
-    return {
-        role: {"begin": round(before[role] / 1e6, 2), "end": round(after[role] / 1e6, 2)}
-        for role in sorted(before.keys() & after.keys())
-    }
 
 
 def _batches(found: Measurement) -> Document | None:
@@ -152,21 +133,18 @@ def _timeline(found: Measurement) -> list[Document]:
 def _cpu(found: Measurement) -> Document:
     seconds = {role: round(used, 4) for role, used in sorted(found.cpu.by_role.items())}
     servers = _per_thousand(seconds.values(), found) if seconds else None
+    over_echo = None
+    if servers is not None and found.echo and found.echo.cpu_us:
+        over_echo = round(servers * 1000 / found.echo.cpu_us, 3)
     seconds[GENERATOR] = round(found.own_cpu_s, 4)
     return {
         "cpu_seconds": seconds,
         "cpu_seconds_per_1000": {role: _per_thousand([used], found) for role, used in seconds.items()},
         "server_cpu_seconds_per_1000": servers,
-        "cpu_over_echo": _over_echo(servers, found),
+        "cpu_over_echo": over_echo,
         "cpu_incomplete": list(found.cpu.incomplete),
         "cpu_answers": found.window_answers,
     }
-
-
-def _over_echo(per_thousand: float | None, found: Measurement) -> float | None:
-    if per_thousand is None or not found.echo or not found.echo.cpu_us:
-        return None
-    return round(per_thousand * 1000 / found.echo.cpu_us, 3)
 
 
 def _per_thousand(seconds: Iterable[float], found: Measurement) -> float | None:
@@ -190,13 +168,10 @@ def _settings(plan: BenchPlan, url: str, found: Measurement) -> Document:
 
 
 def _versions() -> dict[str, str]:
-    packages = {name: _version(name) for name in ("tierlane", "uvloop", "msgspec", "psutil")}
+    packages: dict[str, str] = {}
+    for name in ("tierlane", "uvloop", "msgspec", "psutil"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:  # A checkout that was never installed has no metadata.
+            packages[name] = "not installed"
     return {"python": platform.python_version(), "platform": platform.platform(), **packages}
-
-
-def _version(package: str) -> str:
-    """A checkout that was never installed has no metadata, which must not cost the figures of the run."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

@@ -15,11 +15,28 @@ LATENCIES = ("median", "p95", "p99", "p99.9", "max")
 def show(console: Console, result: Document) -> None:
     """Print the whole report."""
     console.print(_tier_table(result))
-    if errors := _error_rows(result):
+    errors = []
+    for name, tier in result["tiers"].items():
+        errors += [[name, str(e["status"]), e["code"] or "-", str(e["count"])] for e in tier["errors"]]
+        errors += [[name, "-", why, str(count)] for why, count in tier["unanswered_by_cause"].items()]
+    if errors:
         console.print(_table(("tier", "status", "code", "count"), errors))
-    console.print(_cpu_table(result))
+    per_thousand, window_s = result["cpu_seconds_per_1000"], result["duration_s"]
+    cpu = []
+    for role, seconds in result["cpu_seconds"].items():
+        share = f"{seconds / window_s * 100:.0f}%" if window_s else "-"
+        cpu.append([role, f"{seconds:.2f}", share, _microseconds(per_thousand[role])])
+    cpu.append(["all servers", "", "", _microseconds(result["server_cpu_seconds_per_1000"])])
+    if echo := result["echo"]:
+        cpu.append([f"bare echo, {echo['rate']:.0f}/s", "", "", f"{echo['cpu_us']:.1f}"])
+    console.print(_table(("CPU", "seconds", "of a core", "us a request"), cpu))
     if result["rss_mb"]:
-        console.print(_memory_table(result))
+        memory = [
+            [role, f"{rss['begin']:.0f}", f"{rss['end']:.0f}", f"{(rss['end'] / rss['begin'] - 1) * 100:+.1f}%"]
+            for role, rss in result["rss_mb"].items()
+            if rss["begin"]
+        ]
+        console.print(_table(("memory", "MB at first", "at last", "change"), memory))
     for line in _lines(result):
         console.print(line, highlight=False)
     for sentence in result["warnings"]:
@@ -42,20 +59,14 @@ def _tier_table(result: Document) -> Table:
     # Without an objective every 200 is good, and the column would say nothing.
     good = ("good/s",) if result["slo"] else ()
     columns = ("tier", "due", "ok", "failed", "silent", "ok/s", *good, *LATENCIES)
-    figures = [*result["tiers"].items(), (ALL, result)]
-    return _table(columns, [_tier_row(name, tier, len(good)) for name, tier in figures])
-
-
-def _tier_row(name: str, figures: Document, good_columns: int) -> list[str]:
-    refused = figures["failed"] - figures["unanswered"]
-    counts = [figures["scheduled"], figures["completed"], refused, figures["unanswered"]]
-    rates = [figures["request_throughput"], figures["request_goodput"]][: 1 + good_columns]
-    times = [figures[f"{latency}_e2el_ms"] for latency in LATENCIES]
-    return [name, *map(str, counts), *(f"{rate:.1f}" for rate in rates), *map(_ms_text, times)]
-
-
-def _ms_text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    rows = []
+    for name, figures in [*result["tiers"].items(), (ALL, result)]:
+        refused = figures["failed"] - figures["unanswered"]
+        counts = [figures["scheduled"], figures["completed"], refused, figures["unanswered"]]
+        rates = [figures["request_throughput"], figures["request_goodput"]][: 1 + len(good)]
+        times = [figures[f"{latency}_e2el_ms"] for latency in LATENCIES]
+        rows.append([name, *map(str, counts), *(f"{rate:.1f}" for rate in rates), *map(_number, times)])
+    return _table(columns, rows)
 
 
 def _number(value: float | None) -> str:
@@ -64,39 +75,6 @@ def _number(value: float | None) -> str:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share * 100:.1f}%"
-
-
-def _error_rows(result: Document) -> list[list[str]]:
-    rows = []
-    for name, tier in result["tiers"].items():
-        rows += [[name, str(e["status"]), e["code"] or "-", str(e["count"])] for e in tier["errors"]]
-        rows += [[name, "-", why, str(count)] for why, count in tier["unanswered_by_cause"].items()]
-    return rows
-
-
-def _cpu_table(result: Document) -> Table:
-    per_thousand = result["cpu_seconds_per_1000"]
-    rows = [
-        [role, f"{seconds:.2f}", _share(seconds, result["duration_s"]), _microseconds(per_thousand[role])]
-        for role, seconds in result["cpu_seconds"].items()
-    ]
-    rows.append(["all servers", "", "", _microseconds(result["server_cpu_seconds_per_1000"])])
-    if echo := result["echo"]:
-        rows.append([f"bare echo, {echo['rate']:.0f}/s", "", "", f"{echo['cpu_us']:.1f}"])
-    return _table(("CPU", "seconds", "of a core", "us a request"), rows)
-
-
-def _memory_table(result: Document) -> Table:
-    rows = [
-        [role, f"{rss['begin']:.0f}", f"{rss['end']:.0f}", f"{(rss['end'] / rss['begin'] - 1) * 100:+.1f}%"]
-        for role, rss in result["rss_mb"].items()
-        if rss["begin"]
-    ]
-    return _table(("memory", "MB at first", "at last", "change"), rows)
-
-
-def _share(seconds: float, window_s: float) -> str:
-    return f"{seconds / window_s * 100:.0f}%" if window_s else "-"
 
 
 def _microseconds(per_thousand: float | None) -> str:
@@ -109,7 +87,7 @@ def _lines(result: Document) -> list[str]:
     closed = result["settings"]["mode"] == "closed"
     since = "sending it" if closed else "the scheduled time"
     scheduled = f"latencies are milliseconds from {since} to the last byte of a 200"
-    late = ", ".join(f"{_ms_text(lag[name])} ms ({name})" for name in ("median", "p99", "max"))
+    late = ", ".join(f"{_number(lag[name])} ms ({name})" for name in ("median", "p99", "max"))
     lines = [
         scheduled,
         f"seed {result['seed']}" + ("" if closed else f", generator late by {late}"),

@@ -18,13 +18,31 @@ def judgements(plan: BenchPlan, found: Measurement) -> list[Judgement]:
 
 def faults(plan: BenchPlan, found: Measurement) -> list[str]:
     """Why the run failed; empty when it passed."""
-    sentences = [
-        *(["The run was interrupted."] if found.interrupted else []),
-        *_unanswered(found),
-        *_mixed_up(found),
-        *(_missed(judgement) for judgement in judgements(plan, found) if not judgement.met),
-        *_error_rate(plan, found),
-    ]
+    sentences = ["The run was interrupted."] if found.interrupted else []
+    total = TierStatistics.merged(ALL, [*found.warmup, *found.measured])
+    if total.missing:
+        kinds = ", ".join(f"{count} {why.value}" for why, count in total.silent.most_common())
+        sentences += [f"{total.missing} requests got no answer ({kinds}).", *found.details.values()]
+    counts = (
+        (found.crossed, "answers hold another output than that of their request"),
+        (found.repeated_ids, "answers carry a request id that another answer had"),
+        (found.strays, "answers came on connections that had asked for nothing"),
+    )
+    sentences += [f"{count} {what}." for count, what in counts if count]
+    for judgement in judgements(plan, found):
+        if judgement.met:
+            continue
+        if judgement.actual is None:
+            measured = "no sample"
+        elif judgement.objective.metric == SUCCESS:
+            measured = f"{judgement.actual * 100:.3f}%"
+        else:
+            measured = f"{judgement.actual * 1000:.1f}ms"
+        sentences.append(f"Objective missed: {judgement.objective.text}, measured {measured}.")
+    rate = error_rate(found)
+    if plan.max_error_rate is not None and rate > plan.max_error_rate:
+        most = f"at most {plan.max_error_rate * 100:g}% may"
+        sentences.append(f"{rate * 100:.3f}% of the requests did not get a 200; {most}.")
     return sentences + (audit_faults(found.audit) if found.audit else [])
 
 
@@ -62,42 +80,7 @@ def audit_faults(audit: AuditResult) -> list[str]:
     return [f"{count} {what} (looked for {audit.waited_s:.1f} s)." for count, what in counts if count]
 
 
-def _unanswered(found: Measurement) -> list[str]:
-    total = TierStatistics.merged(ALL, [*found.warmup, *found.measured])
-    if not total.missing:
-        return []
-    kinds = ", ".join(f"{count} {why.value}" for why, count in total.silent.most_common())
-    return [f"{total.missing} requests got no answer ({kinds}).", *found.details.values()]
-
-
-def _mixed_up(found: Measurement) -> list[str]:
-    counts = (
-        (found.crossed, "answers hold another output than that of their request"),
-        (found.repeated_ids, "answers carry a request id that another answer had"),
-        (found.strays, "answers came on connections that had asked for nothing"),
-    )
-    return [f"{count} {what}." for count, what in counts if count]
-
-
-def _missed(judgement: Judgement) -> str:
-    objective, actual = judgement.objective, judgement.actual
-    if actual is None:
-        measured = "no sample"
-    elif objective.metric == SUCCESS:
-        measured = f"{actual * 100:.3f}%"
-    else:
-        measured = f"{actual * 1000:.1f}ms"
-    return f"Objective missed: {objective.text}, measured {measured}."
-
-
 def error_rate(found: Measurement) -> float:
     """The share of measured requests that did not get a 200; 0 when there was none."""
     total = TierStatistics.merged(ALL, found.measured)
     return (total.scheduled - total.ok) / total.scheduled if total.scheduled else 0.0
-
-
-def _error_rate(plan: BenchPlan, found: Measurement) -> list[str]:
-    rate = error_rate(found)
-    if plan.max_error_rate is None or rate <= plan.max_error_rate:
-        return []
-    return [f"{rate * 100:.3f}% of the requests did not get a 200; at most {plan.max_error_rate * 100:g}% may."]

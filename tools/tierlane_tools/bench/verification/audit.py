@@ -8,11 +8,9 @@ queries.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-
-import asyncpg
 
 from ledger.postgres import AWAY, Connection, reason
 from tierlane_tools.bench.verification.answer_ids import AnswerIds
@@ -94,20 +92,13 @@ async def _compare_until_agreed(
         in_time = time.monotonic() < deadline
         # The count is cheap, so it decides when the ids are worth fetching.
         if not in_time or await connection.fetchval(_COUNT_FINAL, *arguments) >= expected:
-            result = compare(fates, await _rows(connection, arguments))
+            async with connection.transaction(readonly=True):
+                cursor = connection.cursor(_ROWS, *arguments, prefetch=FETCH_ROWS)
+                rows = [(row[0], row[1]) async for row in cursor]
+            result = compare(fates, rows)
             if result.ok or not in_time:
                 return result
         await asyncio.sleep(POLL_S)
-
-
-async def _rows(connection: Connection, arguments: Sequence[object]) -> list[tuple[str, str]]:
-    async with connection.transaction(readonly=True):
-        cursor = connection.cursor(_ROWS, *arguments, prefetch=FETCH_ROWS)
-        return [_pair(row) async for row in cursor]
-
-
-def _pair(row: asyncpg.Record) -> tuple[str, str]:
-    return row[0], row[1]
 
 
 def compare(fates: Mapping[str, Fate], rows: Iterable[tuple[str, str]]) -> AuditResult:

@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
 
 from tierlane_tools.chaos.faults.catalogue import BY_NAME, INSTANT
 from tierlane_tools.chaos.faults.fault_kind import ALL_ROLES, Family
@@ -110,22 +109,6 @@ def _window(start: FaultEvent, healed: float | None) -> FaultWindow:
     return FaultWindow(start.at, end, start.target, start.name, step_s)
 
 
-def _steps(windows: Iterable[FaultWindow]) -> Iterable[ClockStep]:
-    """The step at the begin of each window, and its reversal at the end."""
-    for window in windows:
-        if window.step_s:
-            yield ClockStep(window.begin, window.step_s)
-            yield ClockStep(window.end, -window.step_s)
-
-
-def _counts(event: Event) -> TypeGuard[Stalled]:
-    return isinstance(event, Stalled) and event.at - event.since >= CALL_S
-
-
-def _stall(event: Stalled) -> FaultWindow:
-    return FaultWindow(event.since, event.at, ALL_TARGETS, "this tool stood still")
-
-
 class Allowances:
     """The faults of one run by their effects. Gateways have the names that the load uses."""
 
@@ -148,9 +131,16 @@ class Allowances:
         self._stopped = [self._of_gateway(w) for w in self.windows if w.name == "stop-gateway"]
         away = (w for w in self.windows if w.target.startswith("gateway"))
         self._cut_off = [w for w in map(self._at_redis, away) if w is not None]
-        self.clock = SteppedClock(_steps(self.windows), STAMP_S)
+        # The step at the begin of each window, and its reversal at the end.
+        steps = [ClockStep(w.begin, w.step_s) for w in self.windows if w.step_s]
+        steps += [ClockStep(w.end, -w.step_s) for w in self.windows if w.step_s]
+        self.clock = SteppedClock(steps, STAMP_S)
         # The proxies are part of this tool: during a stall as long as a call may take, no process reaches Redis.
-        self._stalls = [] if self._one_address else [_stall(event) for event in events if _counts(event)]
+        self._stalls = [
+            FaultWindow(event.since, event.at, ALL_TARGETS, "this tool stood still")
+            for event in events
+            if isinstance(event, Stalled) and event.at - event.since >= CALL_S and not self._one_address
+        ]
         self._losses = [w for w in self.windows if w.name in LOSSES]
         self._redis = [w for w in map(self._at_redis, self.windows) if w is not None]
         self._postgres = [w for w in self.windows if w.name in POSTGRES_FAULTS or w.target.endswith(">postgres")]

@@ -1,13 +1,12 @@
 """The invariants of responses: each request gets one, in time, with its own output."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 
 from scheduler.errors import ErrorCode
 from tierlane_tools.chaos.checker.allowances import ANSWER_S
 from tierlane_tools.chaos.checker.case import Case, Request, Try
 from tierlane_tools.chaos.checker.results import InvariantFinding, Violation
-from tierlane_tools.chaos.history import Answered, Invoked, Unanswered
+from tierlane_tools.chaos.history import Answered, Invoked
 from tierlane_tools.chaos.load.messages import UNKNOWN_OWNER
 
 STUCK_S = 15.0  # Longer than a restart, the pauses of a circuit breaker, and the end of direct mode.
@@ -41,7 +40,17 @@ def unanswered(case: Case) -> InvariantFinding:
     violations: list[Violation] = []
     explained: Counter[str] = Counter()
     for request in case.requests.values():
-        for excuse, problem in _missing_answers(case, request):
+        missing = [_missing_answer(case, one) for one in request.tries if one.answer is None]
+        for event in request.unsent:
+            excuse = ""
+            if event.kind in ("left", "stopped"):
+                excuse = event.kind
+            elif case.allowances.killed(event.gateway, event.at, event.at):
+                excuse = "gateway killed"
+            elif case.allowances.terminating(event.gateway, event.at):
+                excuse = "gateway being terminated"
+            missing.append((excuse, f"{event.gateway} refused the connection: {event.detail or event.kind}"))
+        for excuse, problem in missing:
             if excuse:
                 explained[excuse] += 1
             else:
@@ -49,24 +58,8 @@ def unanswered(case: Case) -> InvariantFinding:
     return InvariantFinding(violations, explained)
 
 
-def _missing_answers(case: Case, request: Request) -> Iterator[tuple[str, str]]:
-    """For each missing response its excuse, or "" and the problem."""
-    for one in request.tries:
-        if one.answer is None:
-            yield _missing_answer(case, one)
-    for event in request.unsent:
-        yield _unsent(case, event), f"{event.gateway} refused the connection: {event.detail or event.kind}"
-
-
-def _unsent(case: Case, event: Unanswered) -> str:
-    if event.kind in ("left", "stopped"):
-        return event.kind
-    if case.allowances.killed(event.gateway, event.at, event.at):
-        return "gateway killed"
-    return "gateway being terminated" if case.allowances.terminating(event.gateway, event.at) else ""
-
-
 def _missing_answer(case: Case, one: Try) -> tuple[str, str]:
+    """The excuse of a missing response, or "" and the problem."""
     allowances, event = case.allowances, one.no_answer
     if event is None:
         return "", "The history has no outcome."
@@ -111,18 +104,16 @@ def crosstalk(case: Case) -> InvariantFinding:
     violations: list[Violation] = []
     for nonce, request in case.requests.items():
         for one in request.tries:
-            violations += [Violation(problem, nonce, row) for problem, row in _foreign(case, one)]
+            answer, invoked = one.answer, one.invoked
+            if answer is not None and answer.status == 200 and answer.owner != nonce:
+                whose = _whose(case, invoked, answer.owner)
+                violations.append(Violation(f"The output has {whose}.", nonce, answer.id))
+            violations += [
+                Violation(f"The row is of customer {row.customer}, tier {row.tier}.", nonce, row.id)
+                for row in case.rows_of(one)
+                if row.customer and (row.customer, row.tier) != (invoked.customer, invoked.tier)
+            ]
     return InvariantFinding(violations)
-
-
-def _foreign(case: Case, one: Try) -> Iterator[tuple[str, str]]:
-    answer, invoked = one.answer, one.invoked
-    if answer is not None and answer.status == 200 and answer.owner != invoked.nonce:
-        yield f"The output has {_whose(case, invoked, answer.owner)}.", answer.id
-    for row in case.rows_of(one):
-        owner = (row.customer, row.tier)
-        if row.customer and owner != (invoked.customer, invoked.tier):
-            yield f"The row is of customer {row.customer}, tier {row.tier}.", row.id
 
 
 def _whose(case: Case, invoked: Invoked, owner: str) -> str:
@@ -141,7 +132,7 @@ def wrong_answers(case: Case) -> InvariantFinding:
     explained: Counter[str] = Counter()
     for one in case.tries:
         answer = one.answer
-        if answer is None or not _is_wrong(answer):
+        if answer is None or answer.status == 200 or (answer.code and answer.code not in NEVER_RETURNED):
             continue
         lost = answer.code == ErrorCode.GATEWAY_LOST
         if lost and case.allowances.counted_as_lost(one.gateway, one.sent, answer.at):
@@ -151,10 +142,6 @@ def wrong_answers(case: Case) -> InvariantFinding:
                 Violation(f"Answered {answer.status} {answer.code or 'without a code'}.", one.invoked.nonce)
             )
     return InvariantFinding(violations, explained)
-
-
-def _is_wrong(answer: Answered) -> bool:
-    return answer.status != 200 and (answer.code in NEVER_RETURNED or not answer.code)
 
 
 def late_answers(case: Case) -> InvariantFinding:
@@ -179,7 +166,25 @@ def late_answers(case: Case) -> InvariantFinding:
 
 def duplicated(case: Case) -> InvariantFinding:
     """Ids with two responses or rows, and requests that were accepted or completed twice."""
-    violations = [*_answered_twice(case), *_two_rows(case)]
+    violations: list[Violation] = []
+    answers_by_id: dict[str, list[Answered]] = defaultdict(list)
+    for one in case.tries:
+        if one.answer is not None and one.answer.id and not one.answer.replayed:
+            answers_by_id[one.answer.id].append(one.answer)
+    for request_id, answers in answers_by_id.items():
+        if len(answers) > 1:
+            problem = f"{len(answers)} responses have the id {request_id}."
+            violations.append(Violation(problem, answers[-1].nonce, request_id))
+
+    for request_id, rows in case.rows_by_id.items():
+        if len(rows) > 1:
+            problem = f"{len(rows)} rows have the id {request_id}."
+            violations.append(Violation(problem, case.nonce_of(rows[0]), request_id))
+    for rows in case.rows_by_trace.values():
+        if len({row.id for row in rows}) > 1:
+            problem = "One try was accepted under two ids."
+            violations.append(Violation(problem, case.nonce_of(rows[0]), rows[0].id))
+
     explained: Counter[str] = Counter()
     for nonce, request in case.requests.items():
         ids = {row.id for one in request.tries for row in case.rows_of(one) if row.completed}
@@ -190,25 +195,6 @@ def duplicated(case: Case) -> InvariantFinding:
         else:
             violations.append(Violation(f"Completed {len(ids)} times under one Idempotency-Key.", nonce, min(ids)))
     return InvariantFinding(violations, explained)
-
-
-def _answered_twice(case: Case) -> Iterator[Violation]:
-    answers_by_id: dict[str, list[Answered]] = defaultdict(list)
-    for one in case.tries:
-        if one.answer is not None and one.answer.id and not one.answer.replayed:
-            answers_by_id[one.answer.id].append(one.answer)
-    for request_id, answers in answers_by_id.items():
-        if len(answers) > 1:
-            yield Violation(f"{len(answers)} responses have the id {request_id}.", answers[-1].nonce, request_id)
-
-
-def _two_rows(case: Case) -> Iterator[Violation]:
-    for request_id, rows in case.rows_by_id.items():
-        if len(rows) > 1:
-            yield Violation(f"{len(rows)} rows have the id {request_id}.", case.nonce_of(rows[0]), request_id)
-    for rows in case.rows_by_trace.values():
-        if len({row.id for row in rows}) > 1:
-            yield Violation("One try was accepted under two ids.", case.nonce_of(rows[0]), rows[0].id)
 
 
 def _lost_key(case: Case, request: Request) -> str:

@@ -19,6 +19,7 @@ MOST_AFFECTED_LOST = 0.01
 WORK_LOST = frozenset({"deadline_exceeded", "gpu_timeout", "worker_lost", "gateway_lost", "abandoned"})
 DEADLINE = "deadline_exceeded"
 OWN_STATUSES = (503, 504)  # Statuses that a gateway returns by itself where it cannot read the outcome.
+ACCEPTED = (Fate.COMPLETED, Fate.FAILED)  # Of a response whose request has a row.
 BOTH_LOST = "Redis and then the gateway were lost before PostgreSQL had it"
 ABANDONED = "abandoned"  # The code with which the auditor closes a row without an end.
 STREAM_BEGUN = "the stream had begun"
@@ -52,21 +53,23 @@ def missing_rows(case: Case) -> InvariantFinding:
     explained: Counter[str] = Counter()
     for request in case.requests.values():
         for one, problem in _without_row(case, request):
-            if excuse := _why_without_row(case, one):
-                explained[excuse] += 1
+            if case.allowances.audit_lost(one.gateway, one.sent, one.ended):
+                explained[BOTH_LOST] += 1
             else:
                 violations.append(Violation(problem, request.nonce, one.answer.id if one.answer else ""))
     return InvariantFinding(violations, explained)
 
 
-def _why_without_row(case: Case, one: Try) -> str:
-    return BOTH_LOST if case.allowances.audit_lost(one.gateway, one.sent, one.ended) else ""
-
-
 def _without_row(case: Case, request: Request) -> Iterator[tuple[Try, str]]:
+    """The tries whose response, or the last before a run, implies a row that is missing, with the problem."""
     answered = False
     for one in request.tries:
-        problem = _implies_row(case, one)
+        answer, problem = one.answer, ""
+        if answer is not None and answer.replayed:
+            if not case.rows_by_id.get(answer.id):
+                problem = f"{answer.id} was replayed, but has no row."
+        elif answer is not None and not case.rows_of(one) and fate_of(answer.status, answer.code) in ACCEPTED:
+            problem = f"Answered {answer.status} {answer.code}".rstrip() + ", and there is no row."
         if problem:
             answered = True
             yield one, problem
@@ -75,18 +78,6 @@ def _without_row(case: Case, request: Request) -> Iterator[tuple[Try, str]]:
         # The excuse must hold for any of the tries, so the last one before the run is used.
         before = [one for one in request.tries if one.sent <= ran[0].began] or request.tries
         yield before[-1], "It ran, and there is no row."
-
-
-def _implies_row(case: Case, one: Try) -> str:
-    """The problem where the response implies a row that is missing; else ""."""
-    answer = one.answer
-    if answer is None:
-        return ""
-    if answer.replayed:
-        return "" if case.rows_by_id.get(answer.id) else f"{answer.id} was replayed, but has no row."
-    if fate_of(answer.status, answer.code) in (Fate.COMPLETED, Fate.FAILED) and not case.rows_of(one):
-        return f"Answered {answer.status} {answer.code}".rstrip() + ", and there is no row."
-    return ""
 
 
 def rows_without_request(case: Case) -> InvariantFinding:
@@ -107,8 +98,14 @@ def mismatch(case: Case) -> InvariantFinding:
     violations: list[Violation] = []
     explained: Counter[str] = Counter()
     for one in case.tries:
-        for row, problem in _contradictions(case, one):
-            if _outcome_unknown(case, one):
+        answer = one.answer
+        if answer is None:
+            continue
+        for row in case.rows_by_id.get(answer.id, []) if answer.replayed else case.rows_of(one):
+            problem = _contradicts(case, one, answer, row)
+            if not problem:
+                continue
+            if _outcome_unknown(case, one, answer):
                 explained[REPORTED_TIMEOUT] += 1
             elif row.code == ABANDONED and case.allowances.audit_lost(one.gateway, one.sent, one.ended):
                 explained[BOTH_LOST] += 1
@@ -117,20 +114,13 @@ def mismatch(case: Case) -> InvariantFinding:
     return InvariantFinding(violations, explained)
 
 
-def _contradictions(case: Case, one: Try) -> Iterator[tuple[AuditRow, str]]:
-    answer = one.answer
-    if answer is None:
-        return
-    rows = case.rows_by_id.get(answer.id, []) if answer.replayed else case.rows_of(one)
-    for row in rows:
-        if problem := _contradicts(case, one, answer, row):
-            yield row, problem
-
-
 def _contradicts(case: Case, one: Try, answer: Answered, row: AuditRow) -> str:
     """The contradiction between this response and this row; "" where they agree."""
-    if problem := _other_request(case, one, answer, row):
-        return problem
+    if answer.replayed:
+        if case.nonce_of(row) != one.invoked.nonce:
+            return "The replayed response belongs to another request."
+    elif answer.id != row.id:
+        return f"Answered as {answer.id}, accepted as {row.id}."
     if not row.final:
         return ""  # Counted as lost.
     if fate_of(answer.status, answer.code) is Fate.REFUSED and not (row.mode == DIRECT and row.code == answer.code):
@@ -142,22 +132,13 @@ def _contradicts(case: Case, one: Try, answer: Answered, row: AuditRow) -> str:
     return "" if same else f"Answered {answer.status}, but the row has {row.http_status}."
 
 
-def _other_request(case: Case, one: Try, answer: Answered, row: AuditRow) -> str:
-    """Why response and row belong to different requests; "" where they do not."""
-    if answer.replayed:
-        mine = case.nonce_of(row) == one.invoked.nonce
-        return "" if mine else "The replayed response belongs to another request."
-    return "" if answer.id == row.id else f"Answered as {answer.id}, accepted as {row.id}."
-
-
 def _outcome(row: AuditRow) -> str:
     return row.status if row.completed else f"{row.status} with {row.code}"
 
 
-def _outcome_unknown(case: Case, one: Try) -> bool:
+def _outcome_unknown(case: Case, one: Try, answer: Answered) -> bool:
     """Whether the gateway may have been unable to read the outcome."""
-    answer = one.answer
-    if answer is None or answer.status not in OWN_STATUSES or fate_of(answer.status, answer.code) is Fate.REFUSED:
+    if answer.status not in OWN_STATUSES or fate_of(answer.status, answer.code) is Fate.REFUSED:
         return False
     allowances = case.allowances
     return (
@@ -176,11 +157,14 @@ def needless_failures(case: Case) -> InvariantFinding:
     for one in case.tries:
         if case.allowances.noticeable(one.gateway, one.sent, one.ended):
             continue
-        if problem := _rejected_as_late(case, one):
+        answer, rows = one.answer, case.rows_of(one)
+        late = answer is not None and answer.code == DEADLINE and answer.seconds < LEAST_FOR_A_RUN_S
+        if answer is not None and late and not answer.replayed and not rows:
+            problem = f"Rejected with {DEADLINE} after {one.ended - one.sent:.3f} s."
             rejected.append(Violation(problem, one.invoked.nonce))
-        for row in case.rows_of(one):
+        for row in rows:
             failed = row.code in WORK_LOST
-            if failed and one.answer is not None and one.answer.begun:
+            if failed and answer is not None and answer.begun:
                 explained[STREAM_BEGUN] += 1
                 continue
             if excuse := _step_of_the_clock(case, one, row):
@@ -204,13 +188,6 @@ def _step_of_the_clock(case: Case, one: Try, row: AuditRow) -> str:
     runs = [run.began for run in case.runs.get(one.invoked.nonce, ()) if one.sent <= run.began <= one.ended]
     extended = case.allowances.queue_time_extended(one.sent, min(runs, default=one.ended))
     return "the clock of Redis went backwards" if extended else ""
-
-
-def _rejected_as_late(case: Case, one: Try) -> str:
-    """The problem where a new request was rejected as too late; else ""."""
-    answer = one.answer
-    late = answer is not None and answer.code == DEADLINE and not answer.replayed and answer.seconds < LEAST_FOR_A_RUN_S
-    return f"Rejected with {DEADLINE} after {one.ended - one.sent:.3f} s." if late and not case.rows_of(one) else ""
 
 
 def attempts(case: Case) -> InvariantFinding:

@@ -4,14 +4,13 @@ Everything is read without the proxies. Evidence that cannot be read is an error
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 import asyncpg
 import msgspec
 
-from ledger.postgres import AWAY, Connection, closing, connect, reason
+from ledger.postgres import AWAY, closing, connect, reason
 from scheduler.errors import RedisUnavailable
 from tierlane_tools.chaos.checker.evidence import AuditRow, Evidence, ModelRun
 from tierlane_tools.chaos.checker.leftovers import Leftovers, leftovers_of_cells
@@ -58,10 +57,23 @@ async def collect(
     except RedisUnavailable as error:
         errors.append(f"Redis cannot be read: {reason(error)}.")
     if sources.engine_url:
-        errors += await _left_in_engine(sources.engine_url)
+        try:
+            state = await control(sources.engine_url)
+            if left := state.running + state.waiting:
+                errors.append(f"{left} requests run or wait in the engine that nobody waits for.")
+        except FaultImpossible as error:
+            errors.append(str(error))
+    runs: list[ModelRun] = []
+    if sources.runs is not None:
+        decoder = msgspec.json.Decoder(_RunLine)
+        for path in sorted(sources.runs.glob("*.jsonl")):
+            for line in path.read_bytes().split(b"\n")[:-1]:  # The last line may be incomplete.
+                run = decoder.decode(line)
+                if run.sent is not None:  # Warm-ups have no time of sending.
+                    runs.append(ModelRun(run.nonce, run.began, path.stem, run.takes))
     return Evidence(
         rows=rows,
-        runs=None if sources.runs is None else tuple(_runs(sources.runs)),
+        runs=None if sources.runs is None else tuple(runs),
         dead_letters=dead_letters,
         leftovers=leftovers,
         files=tuple(files),
@@ -70,15 +82,6 @@ async def collect(
         errors=tuple(errors),
         weights={customer.id: customer.weight for customer in customers},
     )
-
-
-async def _left_in_engine(url: str) -> list[str]:
-    try:
-        state = await control(url)
-    except FaultImpossible as error:
-        return [str(error)]
-    left = state.running + state.waiting
-    return [f"{left} requests run or wait in the engine that nobody waits for."] if left else []
 
 
 async def _audit(sources: Sources, customers: Sequence[LoadCustomer]) -> tuple[tuple[AuditRow, ...], tuple[str, ...]]:
@@ -90,15 +93,11 @@ async def _audit(sources: Sources, customers: Sequence[LoadCustomer]) -> tuple[t
         statement_timeout_ms=STATEMENT_TIMEOUT_MS,
     )
     async with closing(connection):
-        rows = await _rows(connection, since, [customer.id for customer in customers])
+        async with connection.transaction(readonly=True):
+            cursor = connection.cursor(_ROWS, since, [customer.id for customer in customers], prefetch=FETCH_ROWS)
+            rows = tuple([_row(record) async for record in cursor])
         letters = await connection.fetch(_DEAD_LETTERS, since)
     return rows, tuple(letter[0] for letter in letters)
-
-
-async def _rows(connection: Connection, since: datetime, customers: Sequence[str]) -> tuple[AuditRow, ...]:
-    async with connection.transaction(readonly=True):
-        cursor = connection.cursor(_ROWS, since, customers, prefetch=FETCH_ROWS)
-        return tuple([_row(record) async for record in cursor])
 
 
 def _row(record: asyncpg.Record) -> AuditRow:
@@ -120,13 +119,3 @@ def _row(record: asyncpg.Record) -> AuditRow:
         cost_ms=record["cost_ms"] or 0.0,
         queue_ms=record["queue_ms"],
     )
-
-
-def _runs(directory: Path) -> Iterator[ModelRun]:
-    """All runs of the load, without incomplete last lines and warm-ups."""
-    decoder = msgspec.json.Decoder(_RunLine)
-    for path in sorted(directory.glob("*.jsonl")):
-        for line in path.read_bytes().split(b"\n")[:-1]:
-            run = decoder.decode(line)
-            if run.sent is not None:
-                yield ModelRun(run.nonce, run.began, path.stem, run.takes)

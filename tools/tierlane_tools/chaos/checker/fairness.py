@@ -92,8 +92,14 @@ def fair_shares(case: Case) -> InvariantFinding:
     """Customers that waited and got less than their shares."""
     if not case.evidence.runs:
         return InvariantFinding(measured=False)
+    longest_s = max(run.takes_s for run in case.evidence.runs)
+    tiers: dict[str, _Tier] = {}
+    for one in case.tries:
+        tier = tiers.setdefault(one.invoked.tier, _Tier(case.evidence.weights, longest_s))
+        for row in case.rows_of(one):
+            tier.add(case, one, row)
     quiet = quiet_intervals(case)
-    judged = [share for tier in _tiers(case) for share in tier.shares(quiet) if share.judged]
+    judged = [share for tier in tiers.values() for share in tier.shares(quiet) if share.judged]
     shown = ""
     if judged:
         least = min(judged, key=lambda share: share.got_ms / share.share_ms)
@@ -133,29 +139,18 @@ class _Tier:
         times = [each.ended for each in self._served]
         for customer, waits in self._waits.items():
             for interval in overlaps(union(waits), quiet):
-                if interval.seconds >= LEAST_RUNS * self._longest_s:
-                    first, last = (bisect_right(times, at) for at in (interval.begin, interval.end))
-                    yield self._share(customer, interval, self._served[first:last])
-
-    def _share(self, customer: str, interval: TimeSpan, served: Sequence[Served]) -> Share:
-        waiting = {other for other, waits in self._waits.items() if overlaps(waits, [interval])}
-        weights = sum(self._weights.get(other, 1.0) for other in waiting | {each.customer for each in served})
-        part = self._weights.get(customer, 1.0) / weights
-        own = [each.cost_ms for each in served if each.customer == customer]
-        in_between = batches_in_between(len({each.process for each in served}))
-        at_one_end = in_between * (part * self._longest_s * MS + max(own, default=0.0))
-        return Share(customer, interval, sum(own), part * sum(each.cost_ms for each in served), 2 * at_one_end)
-
-
-def _tiers(case: Case) -> Iterable[_Tier]:
-    """The requests of a run by tier."""
-    longest_s = max((run.takes_s for run in case.evidence.runs or ()), default=0.0)
-    tiers: dict[str, _Tier] = {}
-    for one in case.tries:
-        tier = tiers.setdefault(one.invoked.tier, _Tier(case.evidence.weights, longest_s))
-        for row in case.rows_of(one):
-            tier.add(case, one, row)
-    return tiers.values()
+                if interval.seconds < LEAST_RUNS * self._longest_s:
+                    continue
+                first, last = (bisect_right(times, at) for at in (interval.begin, interval.end))
+                served = self._served[first:last]
+                waiting = {other for other, spans in self._waits.items() if overlaps(spans, [interval])}
+                weights = sum(self._weights.get(other, 1.0) for other in waiting | {each.customer for each in served})
+                part = self._weights.get(customer, 1.0) / weights
+                own = [each.cost_ms for each in served if each.customer == customer]
+                in_between = batches_in_between(len({each.process for each in served}))
+                at_one_end = in_between * (part * self._longest_s * MS + max(own, default=0.0))
+                share_ms = part * sum(each.cost_ms for each in served)
+                yield Share(customer, interval, sum(own), share_ms, 2 * at_one_end)
 
 
 def batches_in_between(workers: int) -> int:
@@ -166,16 +161,15 @@ def batches_in_between(workers: int) -> int:
 def quiet_intervals(case: Case) -> list[TimeSpan]:
     """The time without faults, without direct mode, and without their consequences."""
     busy = [TimeSpan(window.begin - STAMP_S, window.end + SETTLE_S) for window in case.allowances.windows]
-    busy += [_direct(case, row) for row in case.evidence.rows if row.mode == DIRECT and row.ended_ms is not None]
+    offset_s = case.evidence.wall_offset_s
+    busy += [  # In direct mode each gateway has an order of its own, by requests.
+        TimeSpan(row.created_ms / MS - offset_s, row.ended_ms / MS - offset_s + SETTLE_S)
+        for row in case.evidence.rows
+        if row.mode == DIRECT and row.ended_ms is not None
+    ]
     joined = union(busy)
     begins, ends = [-math.inf, *(span.end for span in joined)], [*(span.begin for span in joined), math.inf]
     return [TimeSpan(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
-
-
-def _direct(case: Case, row: AuditRow) -> TimeSpan:
-    """The time in which a request was in direct mode, in which each gateway has an order of its own, by requests."""
-    offset_s = case.evidence.wall_offset_s
-    return TimeSpan(row.created_ms / MS - offset_s, (row.ended_ms or row.created_ms) / MS - offset_s + SETTLE_S)
 
 
 def union(intervals: Iterable[TimeSpan]) -> list[TimeSpan]:

@@ -50,26 +50,19 @@ async def read_leftovers(redis_url: str, keys: Keys | None = None) -> Leftovers:
     """Scan every key of the pool. Raises RedisUnavailable."""
     client = command_client(await server_url(redis_url))
     try:
+        keys = keys or Keys(tag=tag_at(client))
+        prefix = keys.request("")
         async with bounded(PATIENCE_S):
-            return await _scan(client, keys or Keys(tag=tag_at(client)))
+            names = [raw.decode() async for raw in client.scan_iter(match=f"{keys.prefix}*", count=CHUNK)]
+            lists = [name for name in names if name.removeprefix(keys.prefix).startswith(LISTS)]
+            states = await _read(client, [name for name in names if name.startswith(prefix)], "HGET", "state")
+            lives = await _read(client, [name for name in names if not keys.is_permanent(name)], "PTTL")
+            lengths = await _read(client, [keys.batch_queue, keys.outbox, *lists], "LLEN")
+            lengths[keys.leases] = await client.zcard(keys.leases)
+            lengths[f"{keys.prefix}unclaimed"] = await client.hlen(f"{keys.prefix}unclaimed")
+            slots = [text.split() for text in await client.hvals(f"{keys.prefix}slots")]
     finally:
         await client.aclose()
-
-
-async def _scan(client: Redis, keys: Keys) -> Leftovers:
-    names = [raw.decode() async for raw in client.scan_iter(match=f"{keys.prefix}*", count=CHUNK)]
-    prefix = keys.request("")
-    lists = [
-        keys.batch_queue,
-        keys.outbox,
-        *(name for name in names if name.removeprefix(keys.prefix).startswith(LISTS)),
-    ]
-    states = await _read(client, [name for name in names if name.startswith(prefix)], "HGET", "state")
-    lives = await _read(client, [name for name in names if not keys.is_permanent(name)], "PTTL")
-    lengths = await _read(client, lists, "LLEN")
-    lengths[keys.leases] = await client.zcard(keys.leases)
-    lengths[f"{keys.prefix}unclaimed"] = await client.hlen(f"{keys.prefix}unclaimed")
-    slots = [text.split() for text in await client.hvals(f"{keys.prefix}slots")]
     lengths["Taken slots"] = sum(int(count) - int(free) for free, count in slots)
     return Leftovers(
         tuple(sorted(name.removeprefix(prefix) for name, state in states.items() if state in OPEN)),

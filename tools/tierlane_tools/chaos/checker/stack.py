@@ -1,12 +1,11 @@
 """The invariants of the stack: no late runs, nothing left open, no leaks; and informational figures."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tierlane_tools.bench.measurement.histogram import Histogram
 from tierlane_tools.chaos.checker.allowances import STAMP_S
 from tierlane_tools.chaos.checker.audit import DIRECT
-from tierlane_tools.chaos.checker.case import Case, Request
-from tierlane_tools.chaos.checker.evidence import AuditRow, ModelRun
+from tierlane_tools.chaos.checker.case import Case
 from tierlane_tools.chaos.checker.results import InvariantFinding, Violation
 from tierlane_tools.chaos.history import Recovery
 
@@ -18,50 +17,43 @@ def late_execution(case: Case) -> InvariantFinding:
     """Runs that began after the deadline of every try."""
     if case.evidence.runs is None:
         return InvariantFinding(measured=False)
-    violations = [violation for request in case.requests.values() for violation in _late_runs(case, request)]
+    violations: list[Violation] = []
+    for request in case.requests.values():
+        # In which a run may begin, for each try.
+        spans = [
+            (one.sent - STAMP_S, case.allowances.run_due(one.gateway, one.sent, case.created(one)))
+            for one in request.tries
+        ]
+        for run in case.runs.get(request.nonce, ()):
+            if not any(begin <= run.began <= due for begin, due in spans):
+                sent = min((one.sent for one in request.tries), default=run.began)
+                problem = f"A run began {run.began - sent:.3f} s after it was sent ({run.process})."
+                violations.append(Violation(problem, request.nonce))
     runs = len(case.evidence.runs)
     more = sum(len(several) - 1 for several in case.runs.values())
     return InvariantFinding(violations, shown=f"{runs} runs, {more} of them repeated")
-
-
-def _late_runs(case: Case, request: Request) -> Iterator[Violation]:
-    for run in case.runs.get(request.nonce, ()):
-        if not _wanted(case, request, run):
-            sent = min((one.sent for one in request.tries), default=run.began)
-            yield Violation(f"A run began {run.began - sent:.3f} s after it was sent ({run.process}).", request.nonce)
-
-
-def _wanted(case: Case, request: Request, run: ModelRun) -> bool:
-    return any(
-        one.sent - STAMP_S <= run.began <= case.allowances.run_due(one.gateway, one.sent, case.created(one))
-        for one in request.tries
-    )
 
 
 def fencing(case: Case) -> InvariantFinding:
     """Rows completed for a worker that had not finished a run of the request, as after a lost lease."""
     if case.evidence.runs is None:
         return InvariantFinding(measured=False)
-    violations = [
-        Violation(f"Completed for {row.worker_id or 'no worker'} before the end of a run.", one.invoked.nonce, row.id)
-        for one in case.tries
-        for row in case.rows_of(one)
-        if row.completed and not _own_run(case, one.invoked.nonce, row)
-    ]
+    violations: list[Violation] = []
+    for one in case.tries:
+        for row in case.rows_of(one):
+            if not row.completed or row.ended_ms is None:
+                continue
+            shown = row.ended_ms / 1000 - case.evidence.wall_offset_s
+            # In direct mode the end is on the clock of the gateway, which does not step.
+            times = [shown] if row.mode == DIRECT else case.allowances.clock.true_times(shown)
+            ended = max(times, default=shown) + CLOCKS_S
+            if not any(
+                case.workers.get(run.process) == row.worker_id and run.began + run.takes_s <= ended
+                for run in case.runs.get(one.invoked.nonce, ())
+            ):
+                problem = f"Completed for {row.worker_id or 'no worker'} before the end of a run."
+                violations.append(Violation(problem, one.invoked.nonce, row.id))
     return InvariantFinding(violations)
-
-
-def _own_run(case: Case, nonce: str, row: AuditRow) -> bool:
-    """Whether the worker of the row had finished a run by then."""
-    if row.ended_ms is None:
-        return True
-    shown = row.ended_ms / 1000 - case.evidence.wall_offset_s
-    # In direct mode the end is on the clock of the gateway, which does not step.
-    ended = max([shown] if row.mode == DIRECT else case.allowances.clock.true_times(shown), default=shown) + CLOCKS_S
-    return any(
-        case.workers.get(run.process) == row.worker_id and run.began + run.takes_s <= ended
-        for run in case.runs.get(nonce, ())
-    )
 
 
 def conservation(case: Case) -> InvariantFinding:

@@ -1,6 +1,6 @@
 """The timeline of a violation: everything known of its request in order of time, from its first sending."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from tierlane_tools.chaos.checker.case import Case, Request
 from tierlane_tools.chaos.checker.evidence import AuditRow
@@ -22,12 +22,8 @@ def example(case: Case, violation: Violation) -> Example:
     else:
         moments = sorted({*_of_request(case, request), *(m for row in rows for m in _of_row(case, row))})
         begin = request.sent
-    return Example(violation.says, violation.nonce, violation.row, tuple(_lines(moments, begin)))
-
-
-def _lines(moments: Iterable[Moment], begin: float) -> Iterator[str]:
-    for at, text in list(moments)[:MAX_LINES]:
-        yield f"{at - begin:+8.3f} s  {text}"
+    lines = tuple(f"{at - begin:+8.3f} s  {text}" for at, text in moments[:MAX_LINES])
+    return Example(violation.says, violation.nonce, violation.row, lines)
 
 
 def _of_request(case: Case, request: Request) -> Iterator[Moment]:

@@ -57,7 +57,11 @@ class ClusterFaults:
         """A primary that does not have the slot: the one with most keys of it, as after a move that was not completed."""
         owner, view = await self._owner()
         found = [self._number(node) for node in view if node.slots and not node.is_failing]
-        keys = {number: await self._keys(number) for number in found if number != owner}
+        keys = {
+            number: int(await self.command(number, "CLUSTER", "COUNTKEYSINSLOT", self.slot))
+            for number in found
+            if number != owner
+        }
         if not keys:
             raise FaultImpossible("There is no other primary.")
         return max(keys, key=lambda number: keys[number])
@@ -109,9 +113,6 @@ class ClusterFaults:
         with suppress(RedisError, OSError, TimeoutError):
             return parse_nodes((await self.command(number, "CLUSTER", "NODES", timeout_s=VIEW_TIMEOUT_S)).decode())
         return []
-
-    async def _keys(self, number: int) -> int:
-        return int(await self.command(number, "CLUSTER", "COUNTKEYSINSLOT", self.slot))
 
     async def _id(self, number: int) -> str:
         return str((await self.command(number, "CLUSTER", "MYID")).decode())

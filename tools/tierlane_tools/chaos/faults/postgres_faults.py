@@ -75,16 +75,12 @@ def _keep_filling(server: psutil.Process, disk: FullDisk, stop: threading.Event)
     """Include new backends, in a thread: after a recovery all are new."""
     filled: set[int] = set()
     while not stop.wait(LOOK_S):
-        for pid in _children(server.pid) - filled:
+        children: set[int] = set()
+        with suppress(OSError):  # From /proc, because psutil would read all processes of the machine.
+            children.update(map(int, Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()))
+        for pid in children - filled:
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
                 if any(BACKEND in title for title in process.cmdline()[:1]):
                     disk.fill(process)
                     filled.add(pid)
-
-
-def _children(pid: int) -> set[int]:
-    """The children of one process from /proc: psutil would read all processes of the machine."""
-    with suppress(OSError):
-        return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-    return set()

@@ -49,7 +49,9 @@ def schedule(
     random = Random(f"{seed}/faults")
     drawn = _drawn(random, possible)
     planned: list[Planned] = []
-    for at_s in _times(random, duration_s):
+    gap = GAP_S if duration_s >= SHORT_RUN_S else SHORT_GAP_S
+    at_s = QUIET_S + random.uniform(0.0, gap[0])
+    while at_s <= duration_s - QUIET_S:
         kind = next(drawn)
         place = random.choice([place for place in kind.places if targets.get(place)])
         index = random.randrange(targets[place])
@@ -58,15 +60,8 @@ def schedule(
         fault = Planned(at_s, kind, place, index, length_s, parameters)
         if not any(_clash(fault, other) for other in planned):
             planned.append(fault)
-    return planned
-
-
-def _times(random: Random, duration_s: float) -> Iterator[float]:
-    gap = GAP_S if duration_s >= SHORT_RUN_S else SHORT_GAP_S
-    at_s = QUIET_S + random.uniform(0.0, gap[0])
-    while at_s <= duration_s - QUIET_S:
-        yield at_s
         at_s += random.uniform(*gap)
+    return planned
 
 
 def _drawn(random: Random, kinds: Sequence[FaultKind]) -> Iterator[FaultKind]:

@@ -112,12 +112,14 @@ class SteppedClock:
 
     def true_times(self, shown: float) -> list[float]:
         """The times at which the clock may have shown this time: none, one, or several after a step backwards."""
-        return [shown - ahead for steps, ahead in enumerate(self._ahead) if self._may_have(steps, shown - ahead)]
+        found = []
+        for steps, ahead in enumerate(self._ahead):
+            at = shown - ahead
+            # The least and the largest number of steps that may have been done by then.
+            least, most = (bisect_right(self._times, at + way * self._stamp_s) for way in (-1, 1))
+            if least <= steps <= most:
+                found.append(at)
+        return found
 
     def _between(self, begin: float, end: float) -> Iterable[ClockStep]:
         return (step for step in self._steps if begin - self._stamp_s <= step.at <= end + self._stamp_s)
-
-    def _may_have(self, steps: int, at: float) -> bool:
-        """Whether this number of steps may have been done by then."""
-        least, most = (bisect_right(self._times, at + way * self._stamp_s) for way in (-1, 1))
-        return least <= steps <= most

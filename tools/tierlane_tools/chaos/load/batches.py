@@ -9,7 +9,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -107,7 +107,12 @@ class _Batches:
         try:
             while not self._load.stopped:
                 await self._one()
-            listed = [batch_id async for batch_id in self._list()]
+            path = f"/v1/batches?limit={PAGE}"
+            page = await self._call("GET", path, dict)
+            listed = [batch["id"] for batch in page["data"]]
+            while page["has_more"]:
+                page = await self._call("GET", f"{path}&after={page['last_id']}", dict)
+                listed += [batch["id"] for batch in page["data"]]
             if sorted(listed) != sorted(self._created):
                 self._fault(f"{len(self._created)} batches were created, {len(listed)} are listed.")
         except _GaveUp as error:
@@ -130,12 +135,6 @@ class _Batches:
         )
         if (again := (await self._create(body, name)).id) != batch.id:
             self._fault(f"Its Idempotency-Key created {batch.id} and {again}.")
-        await self._until_ended(batch)
-
-    async def _create(self, body: dict[str, str], key: str) -> _Batch:
-        return await self._batch("POST", "/v1/batches", lambda: {"json": body, "headers": {"Idempotency-Key": key}})
-
-    async def _until_ended(self, batch: _Batch) -> None:
         while batch.status not in FINAL:
             if self._load.over:
                 raise _GaveUp(f"{batch.id} is still {batch.status}, with {batch.request_counts}.")
@@ -157,15 +156,8 @@ class _Batches:
             )
         )
 
-    async def _list(self) -> AsyncIterator[str]:
-        path = f"/v1/batches?limit={PAGE}"
-        page = await self._call("GET", path, dict)
-        while True:
-            for batch in page["data"]:
-                yield batch["id"]
-            if not page["has_more"]:
-                return
-            page = await self._call("GET", f"{path}&after={page['last_id']}", dict)
+    async def _create(self, body: dict[str, str], key: str) -> _Batch:
+        return await self._batch("POST", "/v1/batches", lambda: {"json": body, "headers": {"Idempotency-Key": key}})
 
     async def _batch(self, method: str, path: str, given: Callable[[], dict[str, Any]]) -> _Batch:
         return msgspec.convert(await self._call(method, path, given), _Batch)

@@ -81,7 +81,12 @@ def chat_body(form: Form, text: str) -> bytes:
 def read_chat(response: BenchResponse, text: str, tokens: int) -> AnswerReading:
     """Parse a response to the request with the text `text`. A stream that ends with an error has the status of the error."""
     try:
-        documents, ended = _documents(response)
+        if (header(response.head, b"content-type") or b"").startswith(b"text/event-stream"):
+            events = [line.removeprefix(EVENT) for line in response.body.split(b"\n") if line.startswith(EVENT)]
+            documents = [_decoder.decode(event) for event in events if event != DONE]
+            ended = events[-1:] == [DONE]
+        else:
+            documents, ended = [_decoder.decode(response.body)], True
     except (msgspec.MsgspecError, UnicodeDecodeError):
         documents, ended = [], False
     error = next((each.error for each in documents if each.error), None)
@@ -103,14 +108,6 @@ def read_chat(response: BenchResponse, text: str, tokens: int) -> AnswerReading:
         replayed=header(response.head, b"idempotent-replayed") == b"true",
         begun=error is not None and bool(output),
     )
-
-
-def _documents(response: BenchResponse) -> tuple[list[_Document], bool]:
-    """The document, or those of all events, and whether the response is whole."""
-    if not (header(response.head, b"content-type") or b"").startswith(b"text/event-stream"):
-        return [_decoder.decode(response.body)], True
-    events = [line.removeprefix(EVENT) for line in response.body.split(b"\n") if line.startswith(EVENT)]
-    return [_decoder.decode(event) for event in events if event != DONE], events[-1:] == [DONE]
 
 
 class ChatLoad(ChaosLoad):

@@ -2,7 +2,7 @@
 
 import time
 
-from tierlane_tools.chaos.history import Answered, Event, History, Invoked, Target
+from tierlane_tools.chaos.history import Answered, History, Invoked, Target
 from tierlane_tools.chaos.load.chats import ChatLoad
 from tierlane_tools.chaos.load.requests import ChaosLoad
 
@@ -20,12 +20,11 @@ async def final_load(target: Target, seed: int, history: History) -> None:
     """Send requests until every gateway serves, or the time is over."""
     deadline = time.monotonic() + FINAL_LOAD_PATIENCE_S
     since = len(history.events)
-    while time.monotonic() < deadline and _serving(history.events[since:]) < len(target.http_urls):
+    while time.monotonic() < deadline:
+        events = history.events[since:]
+        gateways = {(event.nonce, event.turn): event.gateway for event in events if isinstance(event, Invoked)}
+        answers = [event for event in events if isinstance(event, Answered) and event.status == 200]
+        serving = {gateways[event.nonce, event.turn] for event in answers if (event.nonce, event.turn) in gateways}
+        if len(serving) >= len(target.http_urls):
+            return
         await load_of(target, RATE, ROUND_S, seed, history).run()
-
-
-def _serving(events: list[Event]) -> int:
-    """The number of gateways that have completed a request."""
-    gateways = {(event.nonce, event.turn): event.gateway for event in events if isinstance(event, Invoked)}
-    answers = (event for event in events if isinstance(event, Answered) and event.status == 200)
-    return len({gateways[event.nonce, event.turn] for event in answers if (event.nonce, event.turn) in gateways})

@@ -98,20 +98,20 @@ class ChaosLoad:
         self._done = asyncio.Event()
         self._counters = TierStatistics("all")
         self._names = [f"gateway-{number}" for number in range(1, len(target.http_urls) + 1)]
-        self._hosts = [urlsplit(url).netloc for url in target.http_urls]
-        self._pools = [self._pool(url) for url in target.http_urls]
-
-    def _pool(self, url: str) -> ConnectionPool:
-        parts = urlsplit(url)
-        return ConnectionPool(
-            parts.hostname or "",
-            parts.port or 80,
-            cap=CONNECTIONS,
-            timeout_s=TIMEOUT_S,
-            encode=self._encode,
-            on_answer=self._answered,
-            on_silence=self._unanswered,
-        )
+        urls = [urlsplit(url) for url in target.http_urls]
+        self._hosts = [url.netloc for url in urls]
+        self._pools = [
+            ConnectionPool(
+                url.hostname or "",
+                url.port or 80,
+                cap=CONNECTIONS,
+                timeout_s=TIMEOUT_S,
+                encode=self._encode,
+                on_answer=self._answered,
+                on_silence=self._unanswered,
+            )
+            for url in urls
+        ]
 
     def _arrivals(self, rate: float, duration_s: float) -> Iterator[float]:
         at = self._random.expovariate(rate)
@@ -177,15 +177,15 @@ class ChaosLoad:
         customer = random.choices(self._target.customers, cum_weights=self._parts)[0]
         gateway = random.randrange(len(self._pools))
         keyed, padding = random.random() < KEYED_SHARE, "x" * random.randrange(MAX_PADDING)
-        return LoadRequest(customer, gateway, self._drawn_key(customer) if keyed else "", padding)
-
-    def _drawn_key(self, customer: LoadCustomer) -> str:
-        """A key that this customer has not used; often one that another customer has just used."""
-        same = self._random.random() < SAME_KEY_SHARE and self._key_users and customer.id not in self._key_users
-        if not same:
-            self._key, self._key_users = secrets.token_hex(12), set()
-        self._key_users.add(customer.id)
-        return self._key
+        key = ""
+        if keyed:
+            # Never a key that this customer has used; often one that another customer has just used.
+            same = random.random() < SAME_KEY_SHARE and self._key_users and customer.id not in self._key_users
+            if not same:
+                self._key, self._key_users = secrets.token_hex(12), set()
+            self._key_users.add(customer.id)
+            key = self._key
+        return LoadRequest(customer, gateway, key, padding)
 
     def _begin(self, request: LoadRequest) -> None:
         self._open += 1

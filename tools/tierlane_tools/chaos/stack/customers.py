@@ -51,17 +51,13 @@ async def seed_customers(database_url: str, per_tier: int = CUSTOMERS_PER_TIER) 
         await connection.execute(RATE_MODELS, MEAN_S)
         await connection.execute(ADD_CUSTOMERS, list(TIERS), per_tier, WEIGHTS)
         rows = await connection.fetch(ISSUE_KEYS, "chaos-%")
-    return tuple(_load_customer(row) for row in rows)
-
-
-def _load_customer(row: asyncpg.Record) -> LoadCustomer:
-    number = int(row["name"].rpartition("-")[2])
-    flooded = row["tier"] == FLOODED_TIER
-    return LoadCustomer(
-        **row,
-        part=FLOOD_PART if flooded and number == FLOODS else 1.0,
-        in_flight=IN_FLIGHT.get(number, 0) if flooded else 0,
-    )
+    customers = []
+    for row in rows:
+        number = int(row["name"].rpartition("-")[2])
+        flooded = row["tier"] == FLOODED_TIER
+        part = FLOOD_PART if flooded and number == FLOODS else 1.0
+        customers.append(LoadCustomer(**row, part=part, in_flight=IN_FLIGHT.get(number, 0) if flooded else 0))
+    return tuple(customers)
 
 
 async def seed_batch_customers(database_url: str) -> tuple[LoadCustomer, ...]:
