@@ -201,6 +201,10 @@ def reject(pending: PendingRequest, code: ErrorCode, cancellations: Cancellation
 def _reply(entry: DirectEntry, ran: Ran, worker_id: str, batch_size: int) -> Reply:
     pending = entry.pending
     started_at = pending.started if entry.started_at is None else entry.started_at
+    if ran.gpu_ms < 0 or (ran.error_code and ran.error_code not in CHARGED_FAILURES):
+        cost_ms = -1.0  # The service failed the request: it pays nothing.
+    else:
+        cost_ms = ran.cost_ms or ran.gpu_ms / max(1, batch_size)  # Older workers do not report its share of the batch.
     return Reply(
         pending.id,
         pending.submission.customer_id,
@@ -218,12 +222,5 @@ def _reply(entry: DirectEntry, ran: Ran, worker_id: str, batch_size: int) -> Rep
         ran.output,
         ran.output_tokens,
         ran.finish_reason,
-        cost_ms=_cost_ms(ran, batch_size),
+        cost_ms=cost_ms,
     )
-
-
-def _cost_ms(ran: Ran, batch_size: int) -> float:
-    """The GPU time that a request pays; -1 if the service failed it. Older workers do not report its share of the batch."""
-    if ran.gpu_ms < 0 or (ran.error_code and ran.error_code not in CHARGED_FAILURES):
-        return -1.0
-    return ran.cost_ms or ran.gpu_ms / max(1, batch_size)
