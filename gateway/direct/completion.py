@@ -45,7 +45,6 @@ class DirectCompletion:
             Pair
         ] = []  # Ended records that could not be written, of requests with an accepted record.
         self.completed = 0
-        self.unsafe = 0  # Requests that got an error instead of their output, because the audit could not be written.
 
     def __len__(self) -> int:
         """The number of requests without a response, including those whose audit is being written."""
@@ -135,7 +134,6 @@ class DirectCompletion:
         if entry.recorded is not None:
             entry.recorded.set_result(stored)
         if not stored:
-            self.unsafe += 1
             if self._open.get(entry.id) is entry:
                 self.reject(entry, ErrorCode.NO_CAPACITY)
         elif not entry.pending.direct:  # It was returned to Redis meanwhile.
@@ -180,7 +178,6 @@ class DirectCompletion:
                 if sent is not outcome and sent is ErrorCode.DEADLINE_EXCEEDED:  # The disk took longer than the grace.
                     self._write_late(self._delivered_pair(pending))
             return
-        self.unsafe += 1
         pending.direct = pending.settled = False
         reject(pending, ErrorCode.NO_CAPACITY, self._cancellations)
         if entry.is_recorded and pending.done:
