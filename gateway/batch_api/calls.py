@@ -24,7 +24,7 @@ from gateway.http.validation import invalid
 from gateway.inference.audit_pairs import replayed_pair
 from gateway.inference.call import InferenceCall, Terms
 from gateway.inference.entry import Entry
-from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
+from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import drop_cycles
 from gateway.jobs.inbox import LINE_NONCE
 from gateway.jobs.service import Jobs, JobServing
@@ -35,7 +35,7 @@ from ledger.catalog.snapshot import Identity
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Submission
-from scheduler.protocol.replies import Reply, StoredReply
+from scheduler.protocol.replies import StoredReply
 from scheduler.protocol.request_status import RequestStatus
 from scheduler.redis_client.keys import JOBS_GATEWAY
 from scheduler.request_id import PREFIX
@@ -85,7 +85,14 @@ class LineCall(InferenceCall):
         body = self.api_format.read(raw, entry.largest().input_bytes)
         if body.stream:
             raise invalid("stream", "A line of a batch has no stream: leave `stream` out.")
-        entry.accept(self, _unstored(body) if isinstance(body, ResponsesRequest) else body, len(raw))
+        if isinstance(body, ResponsesRequest):
+            for name in ("previous_response_id", "background"):
+                if getattr(body.original, name):
+                    raise invalid(name, f"A line of a batch cannot have `{name}`: leave it out.")
+            # The response is only in the output file, whatever its `store`.
+            original = msgspec.structs.replace(body.original, store=False)
+            body = msgspec.structs.replace(body, original=original)
+        entry.accept(self, body, len(raw))
         pipeline = entry.place(self)
         jobs = jobs_of(pipeline.place).serving
         if jobs is None:
@@ -98,7 +105,7 @@ class LineCall(InferenceCall):
             nonce=LINE_NONCE,
             beside_redis=False,
         )
-        first = pipeline.build(self, _no_sink)
+        first = pipeline.build(self, lambda: _ignore)
         self.submissions = [each.submission for each in first.together or (first,)]
         drop_cycles(first)
         self.pending = None  # Redis has the requests.
@@ -106,10 +113,13 @@ class LineCall(InferenceCall):
     def outcome(self, custom_id: str, statuses: Sequence[RequestStatus], runs: int) -> LineOutcome:
         """The outcome, from the final states of all submissions. `runs`: failed runs of this line before."""
         replies = [status.reply for status in statuses if status.reply is not None]
-        error = next((_error(status, self.api_format) for status in statuses if not _completed(status)), None)
+        failed = (each for each in statuses if each.reply is None or each.reply.state != State.COMPLETED)
+        error = next((_error(status, self.api_format) for status in failed), None)
         if error is None:
             try:
-                return LineOutcome(completed_line(self.request_id, custom_id, self._body(replies)), failed=False)
+                result = InferenceResult(replies, self.body, self.submissions[0].model, self.identity.tier, 0.0, "")
+                body = self.api_format.write(result).body
+                return LineOutcome(completed_line(self.request_id, custom_id, body), failed=False)
             except RequestError as unreadable:
                 error = unreadable
             except Exception as fault:  # noqa: BLE001  # one line must not stop the batch
@@ -127,20 +137,6 @@ class LineCall(InferenceCall):
             for submission, status in zip(self.submissions, statuses, strict=True)
             if status.reply is not None
         )
-
-    def _body(self, replies: Sequence[Reply]) -> bytes:
-        model = self.submissions[0].model
-        result = InferenceResult(replies, self.body, model, self.identity.tier, 0.0, "")
-        return self.api_format.write(result).body
-
-
-def _unstored(request: ResponsesRequest) -> ResponsesRequest:
-    """A response that is only in the output file, whatever its `store`. Raises RequestError if it is part of a conversation."""
-    body = request.original
-    for name in ("previous_response_id", "background"):
-        if getattr(body, name):
-            raise invalid(name, f"A line of a batch cannot have `{name}`: leave it out.")
-    return msgspec.structs.replace(request, original=msgspec.structs.replace(body, store=False))
 
 
 def error_line(request_id: str, custom_id: str, error: RequestError) -> bytes:
@@ -167,10 +163,6 @@ def identity_of(catalog: Catalog, customer_id: str, key_id: str) -> Identity | N
     return row.identity(key_id)
 
 
-def _completed(status: RequestStatus) -> bool:
-    return status.reply is not None and status.reply.state == State.COMPLETED
-
-
 def _error(status: RequestStatus, api_format: ApiFormat) -> RequestError:
     if status.reply is not None:
         return api_format.failure(status.reply)
@@ -178,10 +170,6 @@ def _error(status: RequestStatus, api_format: ApiFormat) -> RequestError:
         return RequestError(ErrorCode(status.error_code))
     except ValueError:  # There is none, or it was written by a newer version.
         return RequestError(ErrorCode.INTERNAL_ERROR)
-
-
-def _no_sink() -> ResponseSink:
-    return _ignore
 
 
 def _ignore(_: Outcome) -> None:

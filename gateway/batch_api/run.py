@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.batch_api.calls import LineCall, LineOutcome, error_line
+from gateway.batch_api.calls import LineCall, error_line
 from gateway.batch_api.lines import (
     ENVELOPE_BYTES,
     FileCheck,
@@ -39,7 +39,6 @@ from ledger.jobs import JobSession, StoreUnavailable
 from ledger.postgres import Connection
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.request_status import RequestStatus
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission
 
@@ -195,7 +194,9 @@ class BatchRun:
     async def _work(self) -> None:
         while not self._deleted:
             await self._fill()
-            self._leave_closed_cells()
+            for line in self._lines.values():  # Lines in a cell that was closed are submitted again, in another one.
+                if line.call is not None and line.call.jobs.left:
+                    line.call, line.lost = None, True
             if not self._lines and self._exhausted:
                 return
             if self._code:
@@ -203,7 +204,11 @@ class BatchRun:
             else:
                 await self._submit()
             submitted = self._submitted
-            await asyncio.sleep(self._pause_s(submitted))
+            if submitted:
+                await asyncio.sleep(self._poll_s)
+            else:  # Until lines may be submitted.
+                waits = not self._code and any(line.end is None for line in self._lines.values())
+                await asyncio.sleep(min(MAX_POLL_S, max(POLL_S, self._not_before - self._clock())) if waits else 0.0)
             ended = await self._collect()
             slow = ended * 8 < submitted
             self._poll_s = min(MAX_POLL_S, self._poll_s * 1.4) if slow else max(POLL_S, self._poll_s * 0.7)
@@ -214,7 +219,10 @@ class BatchRun:
         while len(self._lines) < self._window and self._bytes < MAX_BYTES and not self._exhausted:
             if self._buffer:
                 line, request_id = self._buffer.popleft()
-                self._add(line, request_id)
+                found = read_line(line.raw)
+                body = bytes(found.body)
+                self._bytes += len(body)
+                self._lines[line.number] = Line(line.number, found.custom_id, body, request_id, self._clock())
                 continue
             if not self._read:
                 read = await self._source.lines()
@@ -238,12 +246,6 @@ class BatchRun:
             self._known_to = last
         return self._known_rows
 
-    def _add(self, line: FileLine, request_id: str) -> None:
-        found = read_line(line.raw)
-        body = bytes(found.body)
-        self._bytes += len(body)
-        self._lines[line.number] = Line(line.number, found.custom_id, body, request_id, self._clock())
-
     async def _submit(self) -> None:
         """Submit lines as far as the window and the limits allow."""
         now = self._clock()
@@ -266,12 +268,6 @@ class BatchRun:
                 await asyncio.sleep(0)
         for jobs, group in calls.items():
             await self._admit(jobs, group, identity.tier)
-
-    def _leave_closed_cells(self) -> None:
-        """Lines in a cell that was closed are submitted again, in another one."""
-        for line in self._lines.values():
-            if line.call is not None and line.call.jobs.left:
-                line.call, line.lost = None, True
 
     @property
     def _submitted(self) -> int:
@@ -372,7 +368,10 @@ class BatchRun:
         now, ended = self._clock(), 0
         whole = now >= self._scan_at or bool(self._code)
         if now >= self._scan_at:
-            self._adapt_window(now)
+            # Size the window by the lines that end in COVERED_S. After a fault it gets smaller slowly.
+            self._rate = max(RATE_KEPT * self._rate, self._ended / max(SCAN_EVERY_S, now - self._scanned_at))
+            self._ended, self._scanned_at = 0, now
+            self._window = min(self._parts.config.window, max(LEAST_WINDOW, int(COVERED_S * self._rate)))
         if whole:
             self._scan_at = now + SCAN_EVERY_S
         for jobs, lines in self._by_pool(self._lines.values()).items():
@@ -385,12 +384,6 @@ class BatchRun:
         self._ended += ended
         return ended
 
-    def _adapt_window(self, now: float) -> None:
-        """Size the window by the lines that end in COVERED_S. After a fault it gets smaller slowly."""
-        self._rate = max(RATE_KEPT * self._rate, self._ended / max(SCAN_EVERY_S, now - self._scanned_at))
-        self._ended, self._scanned_at = 0, now
-        self._window = min(self._parts.config.window, max(LEAST_WINDOW, int(COVERED_S * self._rate)))
-
     async def _read_ends(self, jobs: JobServing, lines: Sequence[Line]) -> int:
         calls = [(line, line.call) for line in lines if line.call is not None]
         statuses = await jobs.statuses.fetch([each.id for _, call in calls for each in call.submissions])
@@ -400,22 +393,21 @@ class BatchRun:
             at += len(call.submissions)
             if any(not status.state for status in own):
                 line.call, line.lost = None, True
-            elif all(status.ended for status in own):
-                ended += 1
-                self._note_end(line, call, own)
+                continue
+            if not all(status.ended for status in own):
+                continue
+            ended += 1
+            call.remember(own)
+            found = call.outcome(line.custom_id, own, line.runs)
+            if found.line:
+                self._end(line, found.line, failed=found.failed)
+                continue
+            line.call, line.before, line.request_id = None, line.request_id, ""
+            line.runs += found.ran
+            line.since = self._clock() + min(MAX_WAIT_S, RETRY_S * 2 ** min(line.runs, 10))
+            if self._code:
+                self._end_not_run(line, self._code)
         return ended
-
-    def _note_end(self, line: Line, call: LineCall, statuses: Sequence[RequestStatus]) -> None:
-        call.remember(statuses)
-        found: LineOutcome = call.outcome(line.custom_id, statuses, line.runs)
-        if found.line:
-            self._end(line, found.line, failed=found.failed)
-            return
-        line.call, line.before, line.request_id = None, line.request_id, ""
-        line.runs += found.ran
-        line.since = self._clock() + min(MAX_WAIT_S, RETRY_S * 2 ** min(line.runs, 10))
-        if self._code:
-            self._end_not_run(line, self._code)
 
     def _end_not_run(self, line: Line, code: str) -> None:
         line.request_id = line.request_id or line.before or new_request_id()
@@ -436,26 +428,17 @@ class BatchRun:
             failed = sum(end.failed for end in ends)
             self._parts.count("failed", failed)
             self._parts.count("completed", len(ends) - failed)
-            await self._release([line.call for line in some if line.call is not None])
+            pools: dict[JobServing, list[str]] = {}
+            for line in some:
+                if line.call is not None:
+                    pools.setdefault(line.call.jobs, []).extend(each.id for each in line.call.submissions)
+            with suppress(RedisUnavailable):  # Redis then keeps their replies, and its memory, for longer.
+                for jobs, ids in pools.items():
+                    await jobs.terminations.stored(ids, STORED_KEEP_MS)
 
     def _remove(self, line: Line) -> None:
         del self._lines[line.number]
         self._bytes -= len(line.body)
-
-    async def _release(self, calls: Sequence[LineCall]) -> None:
-        pools: dict[JobServing, list[str]] = {}
-        for call in calls:
-            pools.setdefault(call.jobs, []).extend(each.id for each in call.submissions)
-        with suppress(RedisUnavailable):  # Redis then keeps their replies, and its memory, for longer.
-            for jobs, ids in pools.items():
-                await jobs.terminations.stored(ids, STORED_KEEP_MS)
-
-    def _pause_s(self, submitted: int) -> float:
-        """Seconds until the ends of this many submitted lines are read; without any, until lines may be submitted."""
-        if submitted:
-            return self._poll_s
-        waits = not self._code and any(line.end is None for line in self._lines.values())
-        return min(MAX_POLL_S, max(POLL_S, self._not_before - self._clock())) if waits else 0.0
 
     async def _finish(self) -> None:
         """All lines have ended: end the batch, with its files."""

@@ -85,32 +85,28 @@ class Upload:
                 restart()
                 if not isinstance(part, BodyPartReader):
                     raise invalid(None, NOT_FORM)
-                await self._read_part(part, restart)
-
-    async def _read_part(self, part: BodyPartReader, restart: Callable[[], None]) -> None:
-        name = part.name or ""
-        if name == "file":
-            if self._file_id:
-                raise invalid("file", "Send one file.")
-            # The last part of the client's name, without control characters.
-            filename = "".join(each for each in part.filename or "file.jsonl" if each.isprintable())
-            filename = filename.replace("\\", "/").rpartition("/")[2]
-            self._filename = filename[:MAX_FILENAME] or "file.jsonl"
-            await self._store_file(part, restart)
-            return
-        if name not in FIELDS:
-            raise invalid(
-                name[:MAX_FIELD] or None, f"The field is not known here. The fields are: file, {', '.join(FIELDS)}."
-            )
-        value = b""
-        while piece := await part.read_chunk(READ_BYTES):
-            value += piece
-            if len(value) > MAX_FIELD:
-                raise invalid(name, f"`{name}` is too long.")
-        self.fields[name] = value.decode(errors="replace").strip()
+                name = part.name or ""
+                if name == "file":
+                    await self._store_file(part, restart)
+                    continue
+                if name not in FIELDS:
+                    message = f"The field is not known here. The fields are: file, {', '.join(FIELDS)}."
+                    raise invalid(name[:MAX_FIELD] or None, message)
+                value = b""
+                while piece := await part.read_chunk(READ_BYTES):
+                    value += piece
+                    if len(value) > MAX_FIELD:
+                        raise invalid(name, f"`{name}` is too long.")
+                self.fields[name] = value.decode(errors="replace").strip()
 
     async def _store_file(self, part: BodyPartReader, restart: Callable[[], None]) -> None:
         store, most = self._store, self._store.config.max_file_bytes
+        if self._file_id:
+            raise invalid("file", "Send one file.")
+        # The last part of the client's name, without control characters.
+        filename = "".join(each for each in part.filename or "file.jsonl" if each.isprintable())
+        filename = filename.replace("\\", "/").rpartition("/")[2]
+        self._filename = filename[:MAX_FILENAME] or "file.jsonl"
         self._file_id = await store.begin_file(self._identity.customer_id)
         chunk, number, size = bytearray(), 0, 0
         while piece := await part.read_chunk(READ_BYTES):

@@ -45,7 +45,6 @@ class DirectCompletion:
             Pair
         ] = []  # Ended records that could not be written, of requests with an accepted record.
         self.completed = 0
-        self.unsafe = 0  # Requests that got an error instead of their output, because the audit could not be written.
 
     def __len__(self) -> int:
         """The number of requests without a response, including those whose audit is being written."""
@@ -135,7 +134,6 @@ class DirectCompletion:
         if entry.recorded is not None:
             entry.recorded.set_result(stored)
         if not stored:
-            self.unsafe += 1
             if self._open.get(entry.id) is entry:
                 self.reject(entry, ErrorCode.NO_CAPACITY)
         elif not entry.pending.direct:  # It was returned to Redis meanwhile.
@@ -180,7 +178,6 @@ class DirectCompletion:
                 if sent is not outcome and sent is ErrorCode.DEADLINE_EXCEEDED:  # The disk took longer than the grace.
                     self._write_late(self._delivered_pair(pending))
             return
-        self.unsafe += 1
         pending.direct = pending.settled = False
         reject(pending, ErrorCode.NO_CAPACITY, self._cancellations)
         if entry.is_recorded and pending.done:
@@ -201,6 +198,10 @@ def reject(pending: PendingRequest, code: ErrorCode, cancellations: Cancellation
 def _reply(entry: DirectEntry, ran: Ran, worker_id: str, batch_size: int) -> Reply:
     pending = entry.pending
     started_at = pending.started if entry.started_at is None else entry.started_at
+    if ran.gpu_ms < 0 or (ran.error_code and ran.error_code not in CHARGED_FAILURES):
+        cost_ms = -1.0  # The service failed the request: it pays nothing.
+    else:
+        cost_ms = ran.cost_ms or ran.gpu_ms / max(1, batch_size)  # Older workers do not report its share of the batch.
     return Reply(
         pending.id,
         pending.submission.customer_id,
@@ -218,12 +219,5 @@ def _reply(entry: DirectEntry, ran: Ran, worker_id: str, batch_size: int) -> Rep
         ran.output,
         ran.output_tokens,
         ran.finish_reason,
-        cost_ms=_cost_ms(ran, batch_size),
+        cost_ms=cost_ms,
     )
-
-
-def _cost_ms(ran: Ran, batch_size: int) -> float:
-    """The GPU time that a request pays; -1 if the service failed it. Older workers do not report its share of the batch."""
-    if ran.gpu_ms < 0 or (ran.error_code and ran.error_code not in CHARGED_FAILURES):
-        return -1.0
-    return ran.cost_ms or ran.gpu_ms / max(1, batch_size)

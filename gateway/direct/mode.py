@@ -12,7 +12,7 @@ response and one audit row.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -35,7 +35,6 @@ from scheduler.errors import ErrorCode
 from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.direct import Hello, direct_token
-from scheduler.protocol.pool_view import WorkerView
 from scheduler.states import Admission
 from scheduler.tasks import Loop, end_all, next_tick
 
@@ -129,7 +128,13 @@ class Direct:
         config = parts.config
         hello = Hello(config.gateway_id, config.direct_token or direct_token(config.service_token))
         self._connections = WorkerConnections(self._queue, hello, self._completion, parts.clock)
-        self._probe = DirectProbe(self._workers, self._probing_enabled, hello, parts.clock)
+        self._probe = DirectProbe(
+            lambda: parts.heartbeat.workers,
+            # Probes run only while direct mode is off: in direct mode, each connection has its circuit breaker.
+            lambda: parts.audit.opened and self._policy.mode is RequestPath.OFF,
+            hello,
+            parts.clock,
+        )
         self._was_available = True  # Whether Redis was available at the last update.
         self.active = False
 
@@ -258,13 +263,6 @@ class Direct:
         workers = self._parts.heartbeat.workers
         if workers and self._parts.audit.opened:
             self._connections.update(workers)
-
-    def _workers(self) -> Sequence[WorkerView]:
-        return self._parts.heartbeat.workers
-
-    def _probing_enabled(self) -> bool:
-        """Probes run only while direct mode is off: in direct mode, each connection has its circuit breaker."""
-        return self._parts.audit.opened and self._policy.mode is RequestPath.OFF
 
     def _serves(self) -> bool:
         return self._parts.audit.accepts and self._connections.available > 0

@@ -119,7 +119,12 @@ class Spool:
         try:
             self._write(data)
         except OSError as error:
-            self._discard_torn_line()
+            # Truncate an incomplete line and start another file, so that no line is appended to a damaged one.
+            with contextlib.suppress(OSError):
+                if self._file is not None:
+                    os.ftruncate(self._file, self._size)
+            with contextlib.suppress(OSError):
+                self.rotate()
             raise SpoolError(f"The spool cannot be written: {_why(error)}.") from error
         self._size += len(data)
         self.bytes += len(data)
@@ -149,19 +154,15 @@ class Spool:
         if self._file is None:
             self._file = os.open(self._path("log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._size = os.fstat(self._file).st_size
-            _sync(self._directory)
+            directory = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)  # Makes the new file durable.
+            finally:
+                os.close(directory)
         view = memoryview(data)
         while view:
             view = view[os.write(self._file, view) :]
         os.fsync(self._file)
-
-    def _discard_torn_line(self) -> None:
-        """Truncate an incomplete line and start another file, so that no line is appended to a damaged one."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._size)
-        with contextlib.suppress(OSError):
-            self.rotate()
 
     def rotate(self) -> None:
         """Close the current file, so that it can be merged; the next line starts another file. Raises OSError."""
@@ -239,15 +240,6 @@ def _locked(path: Path) -> int | None:
         os.close(lock)
         return None
     return lock
-
-
-def _sync(directory: Path) -> None:
-    """Make new and removed files of a directory durable."""
-    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _why(error: OSError) -> str:

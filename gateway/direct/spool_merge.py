@@ -91,20 +91,17 @@ class SpoolMerge:
                 await self._merge_file(path)
         if self._clock() >= self._dead_at:
             for owner in await self._in_thread(self._spool.dead_owners):
-                await self._merge_dead(owner)
+                found = await self._in_thread(self._spool.take_over, owner)
+                if found is None:
+                    continue
+                lock, paths = found
+                try:
+                    for path in paths:
+                        await self._merge_file(path)
+                    log.info("merged the spool of a stopped gateway", gateway=owner, files=len(paths))
+                finally:
+                    await self._in_thread(self._spool.finish, owner, lock)
             self._dead_at = self._clock() + DEAD_EVERY_S
-
-    async def _merge_dead(self, owner: str) -> None:
-        found = await self._in_thread(self._spool.take_over, owner)
-        if found is None:
-            return
-        lock, paths = found
-        try:
-            for path in paths:
-                await self._merge_file(path)
-            log.info("merged the spool of a stopped gateway", gateway=owner, files=len(paths))
-        finally:
-            await self._in_thread(self._spool.finish, owner, lock)
 
     async def _merge_file(self, path: Path) -> None:
         while True:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple
 
 from gateway.direct.spool import Spool, SpoolError, SpoolFull
@@ -74,18 +75,14 @@ class SpoolWriter:
                 async with asyncio.timeout(None if self.problem is None else RETRY_S):
                     await self._wake.wait()
             except TimeoutError:
-                await self._test_write()
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._thread, self._spool.test_write)
+                    self.problem = None
+                except SpoolError as error:
+                    self.problem = str(error)
                 continue
             self._wake.clear()
             await self.flush()
-
-    async def _test_write(self) -> None:
-        problem = None
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._spool.test_write)
-        except SpoolError as error:
-            problem = str(error)
-        self.problem = problem
 
     async def flush(self) -> None:
         """Write all added entries. A group whose flush was cancelled is written again, which is harmless."""
@@ -97,7 +94,8 @@ class SpoolWriter:
                 failpoint("spool_unanswered")
             group, self._writing = self._writing, []
             for added, is_stored in zip(group, stored, strict=True):
-                _call(added.callback, stored=is_stored)
+                with LoggedFaults("spool callback failed"):  # An error in one callback must not affect the others.
+                    added.callback(is_stored)
 
     async def _write(self, entries: Sequence[SpoolEntry]) -> list[bool]:
         """Write entries. Returns for each whether it was stored. If not all fit, those with reserved space are written."""
@@ -106,18 +104,16 @@ class SpoolWriter:
                 return [True] * len(entries)
         except SpoolFull as error:
             reserved = [entry for entry in entries if entry[1] and entry[0].id in self._reserved]
-            ended = bool(reserved) and await self._append_reserved(reserved)
+            ended = False
+            if reserved:
+                # They fit, unless the size limit is smaller than that of the previous process, or names are unusually long.
+                with suppress(SpoolFull):
+                    ended = await self._append(reserved)
             self._rejected(str(error), len(entries) - len(reserved) * ended)
             written = {id(entry) for entry in reserved if ended}
             return [id(entry) in written for entry in entries]
         self._rejected(self.problem or "", len(entries))
         return [False] * len(entries)
-
-    async def _append_reserved(self, entries: Sequence[SpoolEntry]) -> bool:
-        try:
-            return await self._append(entries)
-        except SpoolFull:  # The size limit is smaller than that of the previous process, or names are unusually long.
-            return False
 
     async def _append(self, entries: Sequence[SpoolEntry]) -> bool:
         """Returns whether all entries are on disk; else sets `problem`. Raises SpoolFull if they do not fit."""
@@ -151,8 +147,3 @@ class SpoolWriter:
         self.problem = problem
         self.rejected += entries
         self._retry_at = self._clock() + RETRY_S
-
-
-def _call(callback: Callable[[bool], None], *, stored: bool) -> None:
-    with LoggedFaults("spool callback failed"):  # An error in one callback must not affect the others.
-        callback(stored)

@@ -123,7 +123,12 @@ class WorkerConnections:
             await asyncio.sleep(PAUSE_S)
         except DirectError as error:
             self._failed(connection, str(error))
-            self._retry_lost(batch)
+            for entry in batch:
+                entry.attempts += 1
+            self._return([entry for entry in batch if entry.attempts <= RETRY_BUDGET])
+            for entry in batch:
+                if entry.attempts > RETRY_BUDGET:
+                    self._completion.give_up(entry, ErrorCode.WORKER_LOST)
         except asyncio.CancelledError:  # The connection is closed; its requests stay open.
             self._return(batch)
             raise
@@ -154,14 +159,6 @@ class WorkerConnections:
             entry.started_at = None
         self._queue.put_back(batch)
         self._work.set()
-
-    def _retry_lost(self, batch: list[DirectEntry]) -> None:
-        for entry in batch:
-            entry.attempts += 1
-        self._return([entry for entry in batch if entry.attempts <= RETRY_BUDGET])
-        for entry in batch:
-            if entry.attempts > RETRY_BUDGET:
-                self._completion.give_up(entry, ErrorCode.WORKER_LOST)
 
     def _ran(self, connection: WorkerConnection, batch: list[DirectEntry], outcomes: list[Outcome]) -> None:
         by_id = {outcome.id: outcome for outcome in outcomes}

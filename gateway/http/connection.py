@@ -264,24 +264,21 @@ class EdgeConnection(RequestHandler):
             return
         self._recent += data
         if whole is not None or (self._at_boundary and is_header_block(data)):
-            self._feed_at_once(data)
+            # Probably one whole request, or its headers: one call.
+            count = self._request_count
+            super().data_received(data)
+            self._at_boundary = False
+            if self._request_count != count:
+                self._check_message()
+                self._at_boundary = is_complete(data, *self._messages[-1])
+                if not self._at_boundary:
+                    self._step(b"")
         else:
             self._feed_all_but_last(data)
         if self._at_boundary:
             self._recent = b""
         elif not self._held:
             self._recent = self._recent[self._recent.rfind(b"\n") + 1 :][-MAX_LINE_BYTES:]
-
-    def _feed_at_once(self, data: bytes) -> None:
-        """Pass data that is probably one whole request, or its headers, in one call."""
-        count = self._request_count
-        super().data_received(data)
-        self._at_boundary = False
-        if self._request_count != count:
-            self._check_message()
-            self._at_boundary = is_complete(data, *self._messages[-1])
-            if not self._at_boundary:
-                self._step(b"")
 
     def _feed_all_but_last(self, data: bytes) -> None:
         held, self._held = self._held, b""

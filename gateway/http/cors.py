@@ -82,11 +82,13 @@ class Cors:
         """The response to a preflight request; None if it is not one, or the origin is not allowed."""
         if "Access-Control-Request-Method" not in headers or "Allow-Origin" not in self.lines(headers):
             return None
+        requested = headers.get("Access-Control-Request-Headers", "").lower().split(",")[:MAX_REQUESTED]
+        stainless = [name for each in requested if _STAINLESS.fullmatch(name := each.strip())]
         response = Preflight()
         response.headers = [
             ("x-request-id", request_id),
             ("Access-Control-Allow-Methods", ", ".join(sorted(methods))),
-            ("Access-Control-Allow-Headers", ", ".join((*ALLOWED, *_stainless(headers)))),
+            ("Access-Control-Allow-Headers", ", ".join((*ALLOWED, *stainless))),
             ("Access-Control-Max-Age", str(MAX_AGE_S)),
         ]
         return response
@@ -95,9 +97,3 @@ class Cors:
 def serves_customers(path: str) -> bool:
     """Whether the path belongs to the customer API."""
     return path.startswith(CUSTOMERS)
-
-
-def _stainless(headers: CIMultiDictProxy[str]) -> list[str]:
-    """The valid `x-stainless-*` names that the browser requests."""
-    requested = headers.get("Access-Control-Request-Headers", "").lower().split(",")[:MAX_REQUESTED]
-    return [name for each in requested if _STAINLESS.fullmatch(name := each.strip())]

@@ -27,7 +27,12 @@ class ListeningPort:
         """
         for site in runner.sites:
             await site.stop()
-        accepted = [connection for each in self._sockets for connection in _accepted(each)]
+        accepted: list[socket.socket] = []
+        for listening in self._sockets:  # Each accepts what waits, and is closed without a pause in between.
+            listening.settimeout(0)
+            with listening, contextlib.suppress(OSError):
+                while True:
+                    accepted.append(listening.accept()[0])
         loop = asyncio.get_running_loop()
         self._sockets = ()
         try:
@@ -49,16 +54,6 @@ class ListeningPort:
         for each in self._sockets:
             each.close()
         self._sockets = ()
-
-
-def _accepted(listening: socket.socket) -> list[socket.socket]:
-    """Accept what waits, and close the socket without a pause in between."""
-    found = []
-    listening.settimeout(0)
-    with listening, contextlib.suppress(OSError):
-        while True:
-            found.append(listening.accept()[0])
-    return found
 
 
 async def listen(

@@ -4,8 +4,6 @@ from base64 import b64encode
 from hashlib import sha256
 from importlib.resources import files
 
-from multidict import CIMultiDictProxy
-
 from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import RoutedRequest
 
@@ -35,12 +33,10 @@ class StaticPage:
 
     async def __call__(self, request: RoutedRequest) -> HttpResponse:
         """Return the page, or 304 if the client has this version."""
-        status = 304 if self._is_current(request.headers) else 200
+        named = ",".join(request.headers.getall("If-None-Match", ()))
+        # Weak tags match too (RFC 9110).
+        is_current = any(each.strip().removeprefix("W/") in (self._tag, "*") for each in named.split(","))
+        status = 304 if is_current else 200
         return HttpResponse(
             status, self.body, [("x-request-id", request.request_id), *self._headers], self._content_type
         )
-
-    def _is_current(self, headers: CIMultiDictProxy[str]) -> bool:
-        """Whether If-None-Match contains the tag. Weak tags match too (RFC 9110)."""
-        named = ",".join(headers.getall("If-None-Match", ()))
-        return any(each.strip().removeprefix("W/") in (self._tag, "*") for each in named.split(","))

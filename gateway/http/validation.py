@@ -69,16 +69,13 @@ def validation_error(text: str, fields: Collection[str] = ()) -> RequestError:
     if "missing required field `" in reason:
         name = reason.split("`")[1]
         return invalid(name, f"The field `{name}` is required{f' in `{where}`' if where else ''}.")
-    return invalid(top, f"{_subject(where, key=path.startswith('key in '))} {_fault(reason)}.")
-
-
-def _subject(where: str, *, key: bool) -> str:
     if not where:
-        return "The body"
-    if key:
-        return f"A name in `{where}`"
-    # The keys of an object and the positions of nested arrays are not in the path.
-    return f"A value in `{where.partition('[...]')[0]}`" if "[...]" in where else f"`{where}`"
+        subject = "The body"
+    elif path.startswith("key in "):
+        subject = f"A name in `{where}`"
+    else:  # The keys of an object and the positions of nested arrays are not in the path.
+        subject = f"A value in `{where.partition('[...]')[0]}`" if "[...]" in where else f"`{where}`"
+    return invalid(top, f"{subject} {_fault(reason)}.")
 
 
 def _fault(reason: str) -> str:

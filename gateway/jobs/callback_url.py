@@ -35,10 +35,6 @@ def url_problem(url: str, hosts: Sequence[str], *, private: bool = False) -> str
     parsed = _parse(url)
     if parsed is None:
         return "`callback_url` must be an http or https URL in ASCII, without user, password and fragment."
-    return _host_problem(parsed, hosts, private=private)
-
-
-def _host_problem(parsed: URL, hosts: Sequence[str], *, private: bool) -> str | None:
     host = (parsed.raw_host or "").lower()
     if not _is_address(host) and (_NUMBER.fullmatch(host) or not _is_name(parsed, host)):
         return (
@@ -47,9 +43,8 @@ def _host_problem(parsed: URL, hosts: Sequence[str], *, private: bool) -> str | 
         )
     if not any(_allows(entry, host, parsed) for entry in hosts):
         return "The host of `callback_url` is not one of those that callbacks may go to."
-    if _is_address(host) and not private and not is_public(host):
-        return "`callback_url` must not lead to an address that is not public."
-    return None
+    is_private = _is_address(host) and not private and not is_public(host)
+    return "`callback_url` must not lead to an address that is not public." if is_private else None
 
 
 def _parse(url: str) -> URL | None:

@@ -122,9 +122,10 @@ class JobSubmitHandler:
             hosts = jobs.hosts.of(identity.customer_id)
             if problem := url_problem(options.callback_url, hosts, private=jobs.config.private_addresses):
                 raise invalid("callback_url", problem)
-        if options.interactive and not self._may_be_interactive(identity.tier):
-            problem = f"Jobs of the tier {identity.tier} run in the background; omit `priority`."
-            raise invalid("priority", problem)
+        if options.interactive:
+            tier, snapshot = identity.tier, self._entry.catalog.snapshot
+            if snapshot is None or not any(row.name == tier and row.interactive_jobs for row in snapshot.tiers):
+                raise invalid("priority", f"Jobs of the tier {tier} run in the background; omit `priority`.")
         call.terms = job_terms(jobs.config, options)
         futures: list[asyncio.Future[Outcome]] = []
         pending = pipeline.build(call, partial(future_sink, futures))
@@ -151,11 +152,6 @@ class JobSubmitHandler:
                 jobs.cancellations.add(pending.id, ErrorCode.CANCELLED)
             raise
         return response.accepted(jobs, call, pending, outcome, call.request_id)
-
-    def _may_be_interactive(self, tier: str) -> bool:
-        """Whether jobs of the tier may ask for the priority of interactive requests."""
-        snapshot = self._entry.catalog.snapshot
-        return snapshot is not None and any(row.name == tier and row.interactive_jobs for row in snapshot.tiers)
 
 
 def job_terms(config: JobConfig, options: JobOptions) -> Terms:

@@ -72,19 +72,16 @@ def is_public(text: str) -> bool:
     except ValueError:
         return False
     if isinstance(address, ipaddress.IPv6Address):
-        address = _embedded(address)
+        # The IPv4 address that is embedded in it, if any.
+        if address.teredo is not None:
+            address = address.teredo[1]
+        elif address in NAT64:
+            address = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        else:
+            address = address.ipv4_mapped or address.sixtofour or address
     if address.is_multicast or address.is_reserved or address.is_unspecified or not address.is_global:
         return False
     return not any(address in network for network in NOT_PUBLIC)
-
-
-def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The IPv4 address that is embedded in an IPv6 address, if any."""
-    if address.teredo is not None:
-        return address.teredo[1]
-    if address in NAT64:
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.ipv4_mapped or address.sixtofour or address
 
 
 def checked_sockets(*, private: bool) -> "Callable[[AddrInfoType], socket.socket]":

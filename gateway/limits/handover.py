@@ -114,7 +114,16 @@ class Handover:
 
     async def turn(self) -> None:
         """One attempt for the customers that have waited longest."""
-        self._drop_ended()
+        now = self._clock()
+        for customer_id, waiting in list(self._held.items()):
+            for each in waiting:
+                if now - each.since > HELD_S:
+                    _finish(each.pending, ErrorCode.NO_CAPACITY)
+            self._held[customer_id] = [each for each in waiting if not _ended(each.pending)]
+            if not self._held[customer_id]:
+                del self._held[customer_id]
+                self._newer.pop(customer_id, None)
+
         homes, others = self._homes, self._others()
         arriving: list[str] = []
         for customer_id in list(islice(self._held, MAX_CUSTOMERS)):
@@ -129,32 +138,27 @@ class Handover:
                 arriving.append(customer_id)
         if not homes.version or not arriving:
             return
-        forced = [each for each in arriving if self._is_forced(each)]
+        is_new = self._catalog.age_s() < FORCED_S / 2
+        late = [each for each in arriving if each in self._newer and now - self._held[each][0].since > FORCED_S]
+        forced = late if is_new else []
         await self._arrive([each for each in arriving if each not in forced], homes.version, others)
         for customer_id in forced:
             await self._arrive([customer_id], self._newer[customer_id] + 1, others)
-
-    def _drop_ended(self) -> None:
-        now = self._clock()
-        for customer_id, waiting in list(self._held.items()):
-            for each in waiting:
-                if now - each.since > HELD_S:
-                    _finish(each.pending, ErrorCode.NO_CAPACITY)
-            self._held[customer_id] = [each for each in waiting if not _ended(each.pending)]
-            if not self._held[customer_id]:
-                del self._held[customer_id]
-                self._newer.pop(customer_id, None)
-
-    def _is_forced(self, customer_id: str) -> bool:
-        waited_s = self._clock() - self._held[customer_id][0].since
-        return customer_id in self._newer and waited_s > FORCED_S and self._catalog.age_s() < FORCED_S / 2
 
     async def _arrive(self, customers: Sequence[str], version: int, others: "Mapping[str, Handover]") -> None:
         """Move the limits of customers to this cell."""
         if not customers:
             return
-        keys = {customer_id: self._keys(customer_id) for customer_id in customers}
-        wanted = {each: Wanted(tuple(keys[each]), self._idempotency(each)) for each in customers}
+        keys: dict[str, dict[str, Bucket]] = {}  # The limits of the keys of waiting requests that have their own.
+        wanted: dict[str, Wanted] = {}
+        for customer_id in customers:
+            waiting = [each.pending for each in self._held[customer_id]]
+            submissions = [pending.submission for pending in waiting]
+            keys[customer_id] = {
+                each.api_key_id: each.limits.key for each in submissions if each.limits.key is not None
+            }
+            idempotency = tuple(key for pending in waiting for key in _idempotency(pending))
+            wanted[customer_id] = Wanted(tuple(keys[customer_id]), idempotency)
         answers = await asyncio.gather(*(_left(other, version, wanted) for other in others.values()))
         left = {name: answer for name, answer in zip(others, answers, strict=True) if answer is not None}
         arrivals: list[ArrivingLimits] = []
@@ -186,14 +190,6 @@ class Handover:
                 self._submit(arrival.customer_id, arrival.states)
         if lost := [each.customer_id for each in arrivals if each.is_empty]:
             log.warning("customers start with empty buckets: their former cell does not respond", customers=len(lost))
-
-    def _idempotency(self, customer_id: str) -> tuple[str, ...]:
-        return tuple(key for each in self._held[customer_id] for key in _idempotency(each.pending))
-
-    def _keys(self, customer_id: str) -> dict[str, Bucket]:
-        """The limits of the keys of waiting requests that have their own."""
-        submissions = [each.pending.submission for each in self._held[customer_id]]
-        return {each.api_key_id: each.limits.key for each in submissions if each.limits.key is not None}
 
     def _submit(self, customer_id: str, states: Mapping[str, Left] | None = None) -> None:
         """Submit the requests of a customer to admission again; in another cell, if that knows their Idempotency-Keys."""

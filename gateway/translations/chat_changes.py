@@ -101,16 +101,13 @@ class ChangeReader:
             if message.refusal:
                 found.append(TextChange("refusal", message.refusal))
             for place, call in enumerate(message.tool_calls or ()):
-                # The calls of a whole message are complete.
-                found.append(self._call(call, place if call.index is None and choice.message else call.index))
+                function = call.function or _CalledFunction()
+                name, number = function.name or "", call.index
+                if number is None and choice.message:  # The calls of a whole message are complete.
+                    number = place
+                if number is None:  # Some servers send no index: a call with a name is a new one.
+                    number = len(self._named) if name or not self._named else len(self._named) - 1
+                if name:
+                    self._named.add(number)
+                found.append(CallChange(number, call.id, name, arguments_of(function.arguments or "")))
         return found
-
-    def _call(self, call: _ToolCall, number: int | None) -> CallChange:
-        name, arguments = "", None
-        if call.function is not None:
-            name, arguments = call.function.name or "", call.function.arguments
-        if number is None:  # Some servers send no index: a call with a name is a new one.
-            number = len(self._named) if name or not self._named else len(self._named) - 1
-        if name:
-            self._named.add(number)
-        return CallChange(number, call.id, name, arguments_of(arguments or ""))

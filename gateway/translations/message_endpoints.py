@@ -20,7 +20,7 @@ from gateway.http.router import RoutedRequest
 from gateway.inference.call import InferenceCall
 from gateway.inference.entry import Entry
 from gateway.inference.token_count import token_count
-from gateway.translations.message_events import message_chunks, message_of
+from gateway.translations.message_events import MessageChunks, message_of
 from gateway.translations.messages import CLIENT_FIELDS, THREAD, read_messages, read_prompt
 from scheduler.context_length import read_overflow
 from scheduler.errors import HTTP, ErrorCode, RequestError
@@ -116,7 +116,7 @@ MESSAGES = ApiFormat(
     write_message,
     "messages",
     flat=True,
-    chunks=message_chunks,
+    chunks=MessageChunks,
     endpoint="/v1/messages",
     names=CLIENT_FIELDS,
     key_header=KEY_HEADER,

@@ -287,7 +287,7 @@ class MessageChunks(Chunks):
 
     END = b""  # The event `message_stop` is the end.
 
-    def __init__(self, request_id: str, model: str, request: InferenceRequest, *, passed_on: bool) -> None:
+    def __init__(self, request_id: str, model: str, request: InferenceRequest, passed_on: bool) -> None:  # noqa: FBT001
         super().__init__(request_id, model, request)
         self._passed_on = passed_on
         self._content = MessageContent(stop_sequences_of(request))
@@ -310,11 +310,6 @@ class MessageChunks(Chunks):
     def failure(self, response: HttpResponse) -> bytes:
         """The error as an event."""
         return b"event: error\ndata: " + response.body + b"\n\n"
-
-
-def message_chunks(request_id: str, model: str, request: InferenceRequest, passed_on: bool) -> Chunks:  # noqa: FBT001
-    """The stream of `/v1/messages`."""
-    return MessageChunks(request_id, model, request, passed_on=passed_on)
 
 
 def named_event(content: MessageEvent) -> bytes:

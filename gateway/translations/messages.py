@@ -163,27 +163,25 @@ def _parts(content: str | Sequence[Any]) -> list[Chat]:
     """Texts, images and documents as parts of a message; other blocks are left out."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
-    return [part for block in content for part in _part(block)]
-
-
-def _part(block: Any) -> Iterator[Chat]:
-    if isinstance(block, TextBlock | SystemText):
-        yield {"type": "text", "text": block.text}
-    elif isinstance(block, SearchResultBlock):
-        lines = [f"{block.title} ({block.source})", *(part.text for part in block.content)]
-        yield {"type": "text", "text": "\n".join(lines)}
-    elif isinstance(block, ToolReferenceBlock):
-        yield {"type": "text", "text": block.tool_name}
-    elif isinstance(block, ImageBlock):
-        source = block.source
-        url = source.url if isinstance(source, ImageAddress) else f"data:{source.media_type};base64,{source.data}"
-        yield {"type": "image_url", "image_url": {"url": url}}
-    elif isinstance(block, DocumentBlock):
-        if isinstance(block.source, TextDocument):
-            yield {"type": "text", "text": block.source.data}
-        else:
+    parts: list[Chat] = []
+    for block in content:
+        if isinstance(block, TextBlock | SystemText):
+            parts.append({"type": "text", "text": block.text})
+        elif isinstance(block, SearchResultBlock):
+            lines = [f"{block.title} ({block.source})", *(part.text for part in block.content)]
+            parts.append({"type": "text", "text": "\n".join(lines)})
+        elif isinstance(block, ToolReferenceBlock):
+            parts.append({"type": "text", "text": block.tool_name})
+        elif isinstance(block, ImageBlock):
+            source = block.source
+            url = source.url if isinstance(source, ImageAddress) else f"data:{source.media_type};base64,{source.data}"
+            parts.append({"type": "image_url", "image_url": {"url": url}})
+        elif isinstance(block, DocumentBlock) and isinstance(block.source, TextDocument):
+            parts.append({"type": "text", "text": block.source.data})
+        elif isinstance(block, DocumentBlock):
             data = f"data:{block.source.media_type};base64,{block.source.data}"
-            yield {"type": "file", "file": {"filename": block.title or "document.pdf", "file_data": data}}
+            parts.append({"type": "file", "file": {"filename": block.title or "document.pdf", "file_data": data}})
+    return parts
 
 
 def _content(parts: list[Chat]) -> str | list[Chat]:

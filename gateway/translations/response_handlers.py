@@ -6,6 +6,7 @@ those of a job (gateway/jobs/submit.py): its row is open until the end of its jo
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import wraps
 from typing import Any, Literal
 
 import msgspec
@@ -66,6 +67,28 @@ class ResponseItems(msgspec.Struct, gc=False):
     last_id: str | None
     has_more: bool
     object: Literal["list"] = "list"
+
+
+def handler(
+    operation: Callable[["ResponseHandlers", RoutedRequest, Identity], Awaitable[object]],
+) -> Callable[["ResponseHandlers", RoutedRequest], Awaitable[HttpResponse]]:
+    """The handler of an operation on a stored response. Raises RequestError if the caller is unknown."""
+
+    @wraps(operation)
+    async def handle(self: "ResponseHandlers", call: RoutedRequest) -> HttpResponse:
+        identity = self._entry.authenticator.identify(call)
+        limits = self._entry.limits_of(identity).headers(identity)
+        try:
+            document = await operation(self, call, identity)
+        except RequestError as error:
+            return self._faults.answer(error, call.request_id, limits, problem=wants_problem(call.headers))
+        headers: Headers = [("x-request-id", call.request_id), *limits]
+        if isinstance(document, EventStream):
+            document.headers = headers
+            return document
+        return HttpResponse.of(200, document, [*headers, ("Cache-Control", "no-store")])
+
+    return handle
 
 
 class ResponseHandlers:
@@ -137,51 +160,19 @@ class ResponseHandlers:
         if previous is None:
             return []
         input_items(original)
-        self._check_limits(call)
-        return await self.store.history(previous, call.identity.customer_id, self._entry.largest().input_bytes)
-
-    def _check_limits(self, call: InferenceCall) -> None:
-        """Raises RequestError if admission would reject the request by a limit of its customer, as far as is known here."""
+        # Rejected here if admission would reject the request by a limit of its customer, as far as is known here. A replay
+        # is not charged; reduced limits are counted.
         pipeline, identity = self._entry.own, call.identity
         limits = pipeline.customer_limits
-        if call.key is not None or limits.factor(identity) < 1:  # A replay is not charged; reduced limits are counted.
-            return
-        verdict = pipeline.rejections.verdict_of(identity, limits.limits(identity), pipeline.clock())
-        if verdict is not None:
-            raise limits.rejection_error(identity, verdict, base_limit_allows=False)
+        if call.key is None and limits.factor(identity) >= 1:
+            verdict = pipeline.rejections.verdict_of(identity, limits.limits(identity), pipeline.clock())
+            if verdict is not None:
+                raise limits.rejection_error(identity, verdict, base_limit_allows=False)
+        return await self.store.history(previous, identity.customer_id, self._entry.largest().input_bytes)
 
-    async def retrieve(self, call: RoutedRequest) -> HttpResponse:
-        """Return the response. Raises RequestError if the caller is unknown."""
-        return await self._respond(call, self._retrieve)
-
-    async def input_items(self, call: RoutedRequest) -> HttpResponse:
-        """Return the items of the input. Raises RequestError if the caller is unknown."""
-        return await self._respond(call, self._input_items)
-
-    async def cancel(self, call: RoutedRequest) -> HttpResponse:
-        """Cancel a background response if it is open, and return it. Raises RequestError if the caller is unknown."""
-        return await self._respond(call, self._cancel)
-
-    async def delete(self, call: RoutedRequest) -> HttpResponse:
-        """Delete the response, and return it; cancel it if it is open. Raises RequestError if the caller is unknown."""
-        return await self._respond(call, self._delete)
-
-    async def _respond(
-        self, call: RoutedRequest, operation: Callable[[RoutedRequest, Identity], Awaitable[object]]
-    ) -> HttpResponse:
-        identity = self._entry.authenticator.identify(call)
-        limits = self._entry.limits_of(identity).headers(identity)
-        try:
-            document = await operation(call, identity)
-        except RequestError as error:
-            return self._faults.answer(error, call.request_id, limits, problem=wants_problem(call.headers))
-        headers: Headers = [("x-request-id", call.request_id), *limits]
-        if isinstance(document, EventStream):
-            document.headers = headers
-            return document
-        return HttpResponse.of(200, document, [*headers, ("Cache-Control", "no-store")])
-
-    async def _retrieve(self, call: RoutedRequest, identity: Identity) -> ResponseDocument | EventStream:
+    @handler
+    async def retrieve(self, call: RoutedRequest, identity: Identity) -> ResponseDocument | EventStream:
+        """Return the response."""
         after = _first_number(call.request.query)
         if after is not None:
             self.streams.check_limit(identity.customer_id)
@@ -192,7 +183,9 @@ class ResponseHandlers:
             raise invalid("stream", "Only a response with `background: true` has a stream here: leave `stream` out.")
         return self.streams.of_stored(row, after)
 
-    async def _input_items(self, call: RoutedRequest, identity: Identity) -> ResponseItems:
+    @handler
+    async def input_items(self, call: RoutedRequest, identity: Identity) -> ResponseItems:
+        """Return the items of the input."""
         query = call.request.query
         limit, order = query.get("limit", str(PAGE)), query.get("order", "desc")
         if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MOST):
@@ -202,7 +195,9 @@ class ResponseHandlers:
         items = items_of(await self.store.find(call.tail, identity.customer_id))
         return page_of(items, int(limit), query.get("after"), newest_first=order == "desc")
 
-    async def _cancel(self, call: RoutedRequest, identity: Identity) -> ResponseDocument:
+    @handler
+    async def cancel(self, call: RoutedRequest, identity: Identity) -> ResponseDocument:
+        """Cancel a background response if it is open, and return it."""
         row = await self.store.find(call.tail, identity.customer_id)
         document = document_of(row)
         if not document.background:
@@ -211,7 +206,9 @@ class ResponseHandlers:
             return document
         return document_of(await self.store.find(call.tail, identity.customer_id))
 
-    async def _delete(self, call: RoutedRequest, identity: Identity) -> ResponseDocument:
+    @handler
+    async def delete(self, call: RoutedRequest, identity: Identity) -> ResponseDocument:
+        """Delete the response, and return it; cancel it if it is open."""
         _first_number(call.request.query)  # Only checked: the description of both methods is one.
         row = await self.store.find(call.tail, identity.customer_id)
         await self._end(row, identity)

@@ -86,7 +86,15 @@ class OutputItems:
                 if change.text or (logprobs and in_message):  # Those of calls have no place in a response.
                     yield from self._content("output_text", change.text, logprobs)
             elif change.kind == "reasoning":
-                yield from self._reasoning(change.text)
+                item = self.items[self._open] if self._open is not None else None
+                if item is None or item["type"] != "reasoning":
+                    yield from self._close("completed")
+                    yield from self._begin("rs", {"type": "reasoning", "summary": [], "content": []})
+                    self._open = len(self.items) - 1
+                    item = self.items[self._open]
+                    yield from self._add_part(item, {"type": "reasoning_text", "text": ""})
+                item["content"][-1]["text"] += change.text
+                yield {"type": "response.reasoning_text.delta", **self._place(), "delta": change.text}
             else:
                 yield from self._content("refusal", change.text, [])
 
@@ -145,17 +153,6 @@ class OutputItems:
         part["logprobs"] += logprobs
         if text or logprobs:
             yield {"type": "response.output_text.delta", **fields, "delta": text, "logprobs": logprobs}
-
-    def _reasoning(self, text: str) -> Iterator[Event]:
-        item = self.items[self._open] if self._open is not None else None
-        if item is None or item["type"] != "reasoning":
-            yield from self._close("completed")
-            yield from self._begin("rs", {"type": "reasoning", "summary": [], "content": []})
-            self._open = len(self.items) - 1
-            item = self.items[self._open]
-            yield from self._add_part(item, {"type": "reasoning_text", "text": ""})
-        item["content"][-1]["text"] += text
-        yield {"type": "response.reasoning_text.delta", **self._place(), "delta": text}
 
     def _add_part(self, item: dict[str, Any], part: dict[str, Any]) -> Iterator[Event]:
         item["content"].append(part)

@@ -75,7 +75,11 @@ class JobEnds:
             while self._waiting:
                 await asyncio.sleep(self._every_s)
                 try:
-                    await self._ask()
+                    ids = list(self._waiting)
+                    for at in range(0, len(ids), PAGE):
+                        page = ids[at : at + PAGE]
+                        running = await self._running(page)
+                        self._end([each for each in page if each not in running], None)
                     failures = 0
                 except RequestError as error:
                     failures += 1
@@ -86,13 +90,6 @@ class JobEnds:
             self._end(list(self._waiting), RequestError(ErrorCode.INTERNAL_ERROR))
         finally:
             self._polling = None
-
-    async def _ask(self) -> None:
-        ids = list(self._waiting)
-        for at in range(0, len(ids), PAGE):
-            page = ids[at : at + PAGE]
-            running = await self._running(page)
-            self._end([each for each in page if each not in running], None)
 
     def _end(self, ids: Iterable[str], error: RequestError | None) -> None:
         for future in [each for response_id in ids for each in self._waiting.pop(response_id, ())]:

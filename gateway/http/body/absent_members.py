@@ -22,27 +22,21 @@ def without_absent_member(raw: bytes, error: str) -> bytes | None:
     found = _UNKNOWN.fullmatch(error)
     if found is None:
         return None
+    unknown, path = found[1], found[2] or ""
+    removed = False
     try:
         document = json.loads(raw)
-        removed = [_remove(place, found[1]) for place in _places(document, found[2] or "")]
+        # The values at a path such as `.messages[...].content[...]`.
+        places = [document]
+        for step in _STEPS.finditer(path):
+            if (name := step[1]) is not None:
+                places = [place[name] for place in places if isinstance(place, dict) and name in place]
+            else:
+                places = [each for place in places if isinstance(place, list) for each in place]
+        for place in places:
+            if isinstance(place, dict) and unknown in place and place[unknown] in NOTHING:
+                del place[unknown]
+                removed = True
     except (ValueError, RecursionError):
         return None
-    return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass") if any(removed) else None
-
-
-def _places(document: Any, path: str) -> list[dict[str, Any]]:
-    """The objects at a path such as `.messages[...].content[...]`."""
-    places = [document]
-    for step in _STEPS.finditer(path):
-        if (name := step[1]) is not None:
-            places = [place[name] for place in places if isinstance(place, dict) and name in place]
-        else:
-            places = [each for place in places if isinstance(place, list) for each in place]
-    return [place for place in places if isinstance(place, dict)]
-
-
-def _remove(place: dict[str, Any], name: str) -> bool:
-    if name not in place or place[name] not in NOTHING:
-        return False
-    del place[name]
-    return True
+    return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass") if removed else None

@@ -58,7 +58,13 @@ async def decoded(raw: bytes, coding: str, max_bytes: int, take: Callable[[int],
 
     `take` is called with the size of each piece: several bodies are decoded at a time. What it raises ends the decoding.
     """
-    decoder = _decoder(raw, coding)
+    decoder: Any
+    if coding == "zstd":
+        decoder = ZstdDecompressor(options={DecompressionParameter.window_log_max: WINDOW_LOG})
+    elif coding == "gzip":
+        decoder = zlib.decompressobj(GZIP)
+    else:
+        decoder = zlib.decompressobj(ZLIB if raw[:1] and raw[0] & 0x0F == _ZLIB_METHOD else RAW_DEFLATE)
     pieces: list[bytes] = []
     size = 0
     try:
@@ -78,14 +84,6 @@ async def decoded(raw: bytes, coding: str, max_bytes: int, take: Callable[[int],
     if decoder.unused_data:
         raise _invalid(coding, "has bytes after its end")
     return b"".join(pieces)
-
-
-def _decoder(raw: bytes, coding: str) -> Any:
-    if coding == "zstd":
-        return ZstdDecompressor(options={DecompressionParameter.window_log_max: WINDOW_LOG})
-    if coding == "gzip":
-        return zlib.decompressobj(GZIP)
-    return zlib.decompressobj(ZLIB if raw[:1] and raw[0] & 0x0F == _ZLIB_METHOD else RAW_DEFLATE)
 
 
 def _invalid(coding: str, fault: str) -> EncodingError:
