@@ -109,6 +109,18 @@ async def test_requests_run_concurrently(pool: Pool, start_worker: StartWorker, 
     assert {text: texts.count(text) for text in texts if texts.count(text) > 1} == {"a9": 2, "a13": 2}
 
 
+async def test_a_batch_of_more_requests_than_slots(pool: Pool, start_worker: StartWorker, stand_in: StandIn) -> None:
+    """It was formed before the slots were known, or they are fewer since: what has no slot is handed back, uncounted."""
+    stand_in.slow_s = 0.05
+    ids = await batch(pool, *(f"a{n}" for n in range(8)))
+    await ready(start_worker, stand_in, endpoint=endpoint_access(max_calls=2))
+
+    results = await replies(pool, ids)
+
+    assert [(reply.output, reply.attempts) for reply in results] == [(f"a{n}"[::-1], 1) for n in range(8)]
+    assert stand_in.max_concurrent <= 2
+
+
 async def test_direct_batches(start_here: StartHere, stand_in: StandIn) -> None:
     """An input that breaks connections again, while others are answered, fails alone; a rejected batch is refused at once and may run elsewhere."""
     stand_in.fault = lambda route, body: "half" if "evil" in str(body) else ""
