@@ -10,6 +10,7 @@ they must send the service token.
 
 import hmac
 import time
+from collections.abc import Callable
 from hashlib import sha256
 from urllib.parse import urlsplit
 
@@ -63,11 +64,12 @@ def _signature(service_token: str, until: str) -> str:
 
 
 class SessionAuth:
-    """Authenticates dashboard requests."""
+    """Authenticates dashboard requests. `wall`: seconds since the epoch."""
 
-    def __init__(self, service_token: str, authenticator: Authenticator) -> None:
+    def __init__(self, service_token: str, authenticator: Authenticator, wall: Callable[[], float] = time.time) -> None:
         self._token = service_token
         self._authenticator = authenticator
+        self._wall = wall
 
     def check(self, call: RoutedRequest) -> float:
         """Seconds for which the caller is authenticated. Raises RequestError without a valid cookie or token."""
@@ -79,11 +81,11 @@ class SessionAuth:
     def issue(self, call: RoutedRequest) -> str:
         """The value of a new cookie. Raises RequestError for a wrong service token, which counts as failed authentication."""
         self._authenticator.check_service(call, self._token)
-        return issue(self._token, time.time())
+        return issue(self._token, self._wall())
 
     def left_s(self, call: RoutedRequest) -> float:
         """Seconds until the caller's cookie expires; 0 without a valid one."""
-        return left_s(self._token, presented(call.headers.get("Cookie", "")), time.time())
+        return left_s(self._token, presented(call.headers.get("Cookie", "")), self._wall())
 
 
 def check_same_site(headers: CIMultiDictProxy[str]) -> None:

@@ -35,7 +35,7 @@ from scheduler.protocol.batches import Batches, ClaimedBatch, Outcome
 from scheduler.redis_client.backoff import Backoff
 
 MOST_SETTLING = 2
-GIVE_UP_S = 1.0  # By then the lease has expired and the reaper requeues the batch.
+GIVE_UP_S = 1.0  # At least; by then the lease has expired and the reaper requeues the batch.
 _SLOWEST_RETRY_S = 0.5
 
 log = structlog.get_logger()
@@ -165,7 +165,7 @@ class BatchPipeline:
     async def _hand_back(self, batch: ClaimedBatch, lease: Lease, cause: ErrorCode | None) -> None:
         lease.stop()
         min_left_ms = int(self._execution.service.needed_ms(len(batch.requests)))
-        give_up_at = time.monotonic() + GIVE_UP_S
+        give_up_at = self._give_up_at()
         if cause is None:
             failpoint("drain_unreleased")
             await self._retry(lambda: self._batches.release(batch.batch_id, batch.token), give_up_at)
@@ -181,7 +181,10 @@ class BatchPipeline:
                 await self._batches.push_back(batch_id)
 
         with self._settles():
-            await self._retry(undo, time.monotonic() + GIVE_UP_S)
+            await self._retry(undo, self._give_up_at())
+
+    def _give_up_at(self) -> float:
+        return time.monotonic() + max(GIVE_UP_S, self._config.lease_ms / 1000)
 
     async def _retry(self, call: Callable[[], Awaitable[object]], give_up_at: float) -> None:
         backoff = Backoff(most_s=_SLOWEST_RETRY_S)

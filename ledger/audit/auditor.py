@@ -4,7 +4,8 @@ It takes entries, folds them, writes and commits the rows, and then drops the en
 set aside, and requests without an end are held for it (ledger/audit/window.py). After a crash the entries are taken and
 written again, which changes nothing. For each pool one auditor is active: the one whose session holds an advisory lock.
 It writes on that session, so an auditor that has lost the lock cannot write. The lock needs a direct connection or a
-session pool.
+session pool. What Redis has lost is written by others: ended jobs by ledger/sql/jobs.sql, lines of batches by
+ledger/sql/batches.sql, on the same key.
 """
 
 import asyncio

@@ -137,7 +137,8 @@ class WorkerView(WorkerReport, array_like=False, frozen=True, kw_only=True):
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):
-    """One tier at one gateway: offered and rejected requests/s, and percentiles of the response time in ms (0: none).
+    """One tier at one gateway: offered requests/s, those rejected for lack of capacity, and percentiles of the response time in ms
+    (0: none).
 
     `factor` (0..1): the share of base limits that each customer of the tier has at this gateway. `allocated_rps`: the tier's
     part of the capacity. `answered_rps`: the measured rate of responses. `retries_rps`: offered requests that are marked as

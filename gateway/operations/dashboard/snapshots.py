@@ -41,7 +41,7 @@ class DashboardSnapshot(NamedTuple):
 
 
 class DashboardSnapshots:
-    """Takes and publishes snapshots."""
+    """Takes and publishes snapshots. `clock`: monotonic seconds; `wall`: seconds since the epoch."""
 
     def __init__(
         self,
@@ -51,11 +51,15 @@ class DashboardSnapshots:
         gateway_id: str,
         *,
         batches: Callable[[], OpenBatches | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._collector = collector
         self._batches = batches
         self._catalog = catalog
         self._gateway_id = gateway_id
+        self._clock = clock
+        self._wall = wall
         self._latest: DashboardSnapshot | None = None
         self._configuration: Snapshot | None = None
         self._taking = asyncio.Lock()
@@ -69,7 +73,7 @@ class DashboardSnapshots:
             latest = self._latest
             if (
                 latest is None
-                or time.monotonic() - latest.at >= INTERVAL_S
+                or self._clock() - latest.at >= INTERVAL_S
                 or self._collector.urgent_state() != latest.urgent_state
             ):
                 latest = await self._take(latest)
@@ -77,7 +81,7 @@ class DashboardSnapshots:
 
     def age_s(self, snapshot: DashboardSnapshot) -> float:
         """Seconds since it was taken."""
-        return round(max(0.0, time.monotonic() - snapshot.at), 3)
+        return round(max(0.0, self._clock() - snapshot.at), 3)
 
     async def run(self) -> None:
         """Take, publish and keep snapshots; never returns."""
@@ -100,14 +104,14 @@ class DashboardSnapshots:
         return events if self._latest is None else events + server_event("state", encode_json(self._latest.state))
 
     async def _take(self, before: DashboardSnapshot | None) -> DashboardSnapshot:
-        urgent_state, at = self._collector.urgent_state(), time.monotonic()
+        urgent_state, at = self._collector.urgent_state(), self._clock()
         pools = await self._collector.collect()
         states = {pool: each.state for pool, each in pools.items()}
         whole = merge_pools(states)
         catalog = self._catalog.snapshot
         rows, cordoned = (catalog.tiers, catalog.cordoned) if catalog else ((), frozenset[str]())
         known = [row for row in rows if row.name in whole["tiers"]]
-        at_ms, batches = round(time.time() * 1000), self._batches()
+        at_ms, batches = round(self._wall() * 1000), self._batches()
         now = state(pools, whole, known, at_ms=at_ms, gateway=self._gateway_id, cordoned=cordoned, batches=batches)
         if before is not None:
             self._unpublished += state_changes(before.state, now)
