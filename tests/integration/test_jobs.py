@@ -17,6 +17,7 @@ from integration.ledger_fixtures import database_url, db, dsn, own_server, postg
 from ledger.audit.rows import to_row
 from ledger.audit.writer import prepare, write_rows
 from scheduler.errors import ErrorCode
+from scheduler.protocol.admission import Verdict
 from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord, decode_entry
 from scheduler.protocol.batches import Outcome
 from scheduler.protocol.cancellation import STORED_KEEP_MS
@@ -465,9 +466,17 @@ async def test_without_redis_jobs_are_rejected(bench: JobBench, monkeypatch: pyt
 
 
 async def test_a_client_that_disconnects_before_the_insert_leaves_no_request(bench: JobBench) -> None:
-    """Its request is cancelled."""
+    """Its request is cancelled, and recorded once as such."""
     bench.stack.worker.hold = True
     begun = asyncio.Event()
+    counters = bench.stack.gateway._shared.counters
+    failed, recorded = counters.failed, list[ErrorCode]()
+
+    def record(tier: str, endpoint: str, code: ErrorCode, verdict: Verdict | None = None) -> None:
+        recorded.append(code)
+        failed(tier, endpoint, code, verdict)
+
+    counters.failed = record  # type: ignore[method-assign]
 
     async def never(_jobs: object) -> list[None]:
         begun.set()
@@ -486,3 +495,4 @@ async def test_a_client_that_disconnects_before_the_insert_leaves_no_request(ben
 
     await eventually(is_cancelled, "the request is cancelled")
     await eventually(lambda: bench.stack.gateway.jobs.under_way == 0, "no submission is under way")
+    assert recorded == [ErrorCode.CANCELLED]
