@@ -120,7 +120,7 @@ class SlotPipeline:
             gone_ms = (time.monotonic() - claimed_at) * 1000
             if request.ms_left <= gone_ms or not request.body:
                 self._end(claimed, early_outcome(request, gone_ms))
-            elif self._runs.free <= 0:  # The batch was formed before the slots were known, or they are fewer since.
+            elif self._runs.free <= 0:  # The batch was formed before the slots were known, or there are fewer now.
                 self._end(claimed, not_run(request.id, HANDED_BACK, ""))
             else:
                 self._start(claimed, request, int(request.ms_left - gone_ms), claimed_at)

@@ -110,7 +110,7 @@ async def test_requests_run_concurrently(pool: Pool, start_worker: StartWorker, 
 
 
 async def test_a_batch_of_more_requests_than_slots(pool: Pool, start_worker: StartWorker, stand_in: StandIn) -> None:
-    """It was formed before the slots were known, or they are fewer since: what has no slot is handed back, uncounted."""
+    """It was formed before the slots were known, or there are fewer now: requests without a slot are handed back, uncounted."""
     stand_in.slow_s = 0.05
     ids = await batch(pool, *(f"a{n}" for n in range(8)))
     await ready(start_worker, stand_in, endpoint=endpoint_access(max_calls=2))
