@@ -43,12 +43,12 @@ local function bucket(key, rate, burst)
   return b
 end
 
-local function spend(b) b.tokens, b.spent = b.tokens - 1, true end
+local function spend(b, count) b.tokens, b.spent = b.tokens - (count or 1), true end
 
 local function save_bucket(b)
   local tokens, updated_at = string.format('%.9f', b.tokens), string.format('%.0f', now_us)
   call('HSET', b.key, 'tokens', tokens, 'at', updated_at, 'rate', b.rate)
-  extend_ttl(b.key, ttl_ms(b.tokens, b.burst, b.rate))
+  extend_ttl(b.key, ttl_ms(b.tokens, b.burst, b.rate), SLACK)
 end
 
 local function save_buckets()

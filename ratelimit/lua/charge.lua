@@ -32,24 +32,28 @@ local function check_customer(c, o, count, sums, meter)
   return 'quota', ends_at - now
 end
 
--- charge(c, o, meter) -> what the row stores for the refund: 'requests', 'all' (one request and its tokens), or 'listed': then the
--- field `charged` has the cost of each bucket and metered quota. The windows of quotas of requests are in `c.windows`.
+-- charged_kind(c) -> what rows store for the refund: 'requests', 'all' (one request and its tokens), or 'listed': then the field
+-- `charged` has the cost of each bucket and metered quota. The windows of quotas of requests are in `c.windows`.
+local function charged_kind(c)
+  local charged = c.metered and 'listed' or 'requests'
+  for _, b in ipairs(c.buckets) do
+    if b.cost ~= 0 then charged = b.kind[6] and charged ~= 'listed' and 'all' or 'listed' end
+  end
+  return charged
+end
+
+-- charge(c, o, meter) -> charged_kind(c)
 local function charge(c, o, meter)
-  local charged = 'requests'
-  c.spent = true
+  c.spent, c.charged = true, c.charged or charged_kind(c)
   for i = 1, #c.buckets do
     local b = c.buckets[i]
-    if b.cost == 0 then b.tokens = b.tokens - 1
-    else
-      b.tokens = b.tokens - submissions[o + b.cost]
-      charged = b.kind[6] and charged ~= 'listed' and 'all' or 'listed'
-    end
+    b.tokens = b.tokens - (b.cost == 0 and 1 or submissions[o + b.cost])
   end
   for i = 1, #c.quotas do
     local q = c.quotas[i]
     q.spent = q.spent + metered.cost(c, q, 1, submissions[o + TOKENS], meter)
   end
-  return c.metered and 'listed' or charged
+  return c.charged
 end
 
 -- charged_field(c, o, meter) -> "<level field> <rate field> <units> <settled>" of each bucket except requests, and the metered
@@ -84,8 +88,9 @@ end
 
 -- add_lease(c, id, deadline): the request counts as in progress until it ends, or until shortly after its deadline.
 local function add_lease(c, id, deadline)
-  local n = #c.new_leases
-  c.in_use, c.new_leases[n + 1], c.new_leases[n + 2] = c.in_use + 1, decimal[deadline + LEASE_SLACK_MS], id
+  local leases = c.new_leases
+  local n = #leases
+  c.in_use, leases[n + 1], leases[n + 2] = c.in_use + 1, decimal[deadline + LEASE_SLACK_MS], id
   if deadline > c.last_deadline then c.last_deadline = deadline end
 end
 
@@ -102,7 +107,7 @@ local function save_customer(c)
     keep_ms = math.max(keep_ms, q.ends_at - now + 1000)
   end
   call('HSET', c.key, unpack(fields))
-  extend_ttl(c.key, keep_ms) -- a gateway that does not know a new quota yet must not shorten its lifetime
+  extend_ttl(c.key, keep_ms, SLACK) -- a gateway that does not know a new quota yet must not shorten its lifetime
 end
 
 -- save_changed_rates(c, key, tier_bucket, o, count, sums): a bucket that rejects is not written. If its rate changed since it was

@@ -13,23 +13,35 @@
 --   background queue of its tier; packed_homes: '', or the Residence of the customer of each group.
 -- Returns packed {groups, verdicts}: {remaining limits, depth} of each group after the call; of each submission nil if it was
 --   accepted, else, or if there is more to report, {outcome, retry_after_ms, stored id, shadowed, reply if it has ended already}.
--- include: prelude, protocol, wake, row, ratelimit/metered, ratelimit/bucket, ratelimit/quota, ratelimit/share, ratelimit/customer, ratelimit/shedding, epoch, backlogs, backlog_push, submissions, ratelimit/charge, retry_budget, enqueue, coalescing_keys, coalescing, decisions
+-- include: prelude, protocol, wake, row, ratelimit/metered, ratelimit/bucket, ratelimit/quota, ratelimit/share, ratelimit/customer, ratelimit/shedding, epoch, backlogs, backlog_push, submissions, ratelimit/charge, retry_budget, enqueue, coalescing_keys, coalescing, decisions, room
 if protocol_error() then return protocol_error() end
 local verdicts, body_start, together, together_end = {}, 1, nil, 0
-if not epoch_us then begin_epoch() end
 
-for i, key in ipairs(keys) do
-  local o = (i - 1) * SIZE
-  local g, length, rare = group(submissions[o + GROUP]), submissions[o + LENGTH], submissions[o + RARE]
+-- evaluate_one(i, key, g, o, body) -> the verdict of a submission that does not belong to a group with room.
+local function evaluate_one(i, key, g, o, body)
+  local rare = submissions[o + RARE]
   if i > together_end then together = nil end
   if rare and rare[4] > 1 then together, together_end = evaluate_together(g, keys, i, rare[4]), i + rare[4] - 1 end
   local outcome, retry_ms, charged, stored_id, shadowed = decide(g, o, key, together)
-  local reply = outcome == 'accepted' and
-    accept(g, o, key, string.sub(bodies, body_start, body_start + length - 1), keep_ms, arrived_at, charged)
-  body_start = body_start + length
-  verdicts[i] = outcome == 'accepted' and not shadowed and not reply and ACCEPTED or
+  local reply = outcome == 'accepted' and accept(g, o, key, body, charged)
+  return outcome == 'accepted' and not shadowed and not reply and ACCEPTED or
     pack_verdict(outcome, math.ceil(retry_ms), stored_id, shadowed, reply)
 end
+
+if not epoch_us then begin_epoch() end
+find_room()
+
+for i, key in ipairs(keys) do
+  local o = (i - 1) * SIZE
+  local g, rare, body_end = groups[submissions[o + GROUP]], submissions[o + RARE], body_start + submissions[o + LENGTH] - 1
+  local body = string.sub(bodies, body_start, body_end)
+  if not rare and g.room and not may_be_known and i > together_end and arrived_at + submissions[o + TOTAL_MS] > now then
+    verdicts[i] = ACCEPTED
+    accept_in_room(g, o, key, body)
+  else verdicts[i] = evaluate_one(i, key, g, o, body) end
+  body_start = body_end + 1
+end
+charge_room()
 if enqueue() then
   record_cached_outcomes()
   save_buckets()

@@ -6,8 +6,9 @@
 --   more outcomes follow in another call: then the batch is not closed yet.
 -- Returns {outcomes that were too late (stale): all of them if the token does not own the batch, 1 if `share` has more to
 --   do, else 0}.
--- include: prelude, slots, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
-local outcomes, SIZE = cmsgpack.unpack(packed_outcomes), 7
+-- include: prelude, slots, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, dead_letter, coalescing_keys, followers
+local SIZE = 7
+local outcomes = cmsgpack.unpack(packed_outcomes)
 local batch = load_batch(batch_id)
 if not batch or batch.state ~= 'running' or batch.token ~= token then return {#outcomes / SIZE, 0} end
 local offset_of, tail_start, stale = {}, 1, #outcomes / SIZE
@@ -16,15 +17,16 @@ for o = 0, #outcomes - SIZE, SIZE do
   local tail_end = tail_start + outcomes[o + 6]
   outcomes[o + 6], tail_start = string.sub(tails, tail_start, tail_end - 1), tail_end
 end
+local run = {0, 0, 0, '', 0, true} -- of one member after the other
 each_member(batch, function(id, row)
   local o = offset_of[id]
-  if not o and more_follow == 1 then return end
-  if not o then
-    finalize(id, row, 'failed', 'invalid_output', batch, NO_RUN) -- the worker sent no outcome for it, which is a bug
+  if not o then -- the worker sent no outcome for it, which is a bug
+    if more_follow ~= 1 then finalize(id, row, 'failed', 'invalid_output', batch, NO_RUN) end
     return
   end
   local code = outcomes[o + 2]
-  local run = {outcomes[o + 3], outcomes[o + 4], outcomes[o + 5], outcomes[o + 6], outcomes[o + 7], true}
+  run[1], run[2], run[3], run[4], run[5], run[6] =
+    outcomes[o + 3], outcomes[o + 4], outcomes[o + 5], outcomes[o + 6], outcomes[o + 7], true
   if code == 'poison_request' then finalize_as_dead_letter(id, row, code, batch, run)
   else finalize(id, row, code == '' and 'completed' or 'failed', code, batch, run) end
   stale = stale - 1

@@ -6,7 +6,7 @@
 --   last fields of their replies as in `finish`; max_losses, min_left_ms, lease_ms, keep_ms as in `fail`; slot_count of the worker,
 --   and its free slots, nil if a claim is in progress.
 -- Returns {outcomes that were too late (stale), 1 if `share` has more to do, else 0}.
--- include: prelude, slots, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, retry, requeue, coalescing_keys, followers
+-- include: prelude, slots, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, dead_letter, retry, requeue, coalescing_keys, followers
 local outcomes, SIZE, batches, again = cmsgpack.unpack(packed_outcomes), 8, {}, {}
 for i, owned in ipairs(cmsgpack.unpack(packed_batches)) do
   local batch = load_batch(owned[1])

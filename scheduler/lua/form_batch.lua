@@ -11,14 +11,14 @@
 -- Returns packed {size, dropped, queues}: requests in the new batch, ids that ended or are damaged, and the queues afterwards.
 -- include: prelude, slots, protocol, row, ratelimit/metered, refund, backlogs, settlement, finalize, owners, queues, fair_order, batch_selection, batch, retry_budget, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
-local size, tiers_used, READY_MAX = 0, {}, 8
+local READY_MAX = 8
+local size, tiers_used, formed = 0, {}, false
 
 -- add_to_batch(tier, ids): adds ids to the batch, oldest first, as if each had been moved by RPOPLPUSH.
 local function add_to_batch(tier, ids)
   if #ids == 0 then return end
-  for _, request_id in ipairs(ids) do
-    call('HSET', P .. 'request:' .. request_id, 'state', 'processing', 'batch', batch_id)
-  end
+  local prefix = P .. 'request:'
+  for _, request_id in ipairs(ids) do call('HSET', prefix .. request_id, 'state', 'processing', 'batch', batch_id) end
   local list = P .. 'inflight:' .. tier .. ':' .. batch_id
   call('LPUSH', list, unpack(ids))
   tiers_used[#tiers_used + 1], size = tier, size + #ids
@@ -76,7 +76,8 @@ end
 local picks, tiers = cmsgpack.unpack(packed_picks), cmsgpack.unpack(packed_tiers)
 local has_condition = fewest > 0 or pace_ms >= 0
 backlogs.counts(tiers)
-local may_form = room and room[1] > 0 or not room and call('LLEN', P .. 'batch_queue') < lookahead
+local ready = not room and call('LLEN', P .. 'batch_queue') or nil
+local may_form = room and room[1] > 0 or ready and ready < lookahead
 if may_form and (not has_condition or all_may_leave(picks, fewest, pace_ms)) then
   if room then
     -- No member waits for another one, so quiet customers need no batch of their own.
@@ -87,19 +88,22 @@ if may_form and (not has_condition or all_may_leave(picks, fewest, pace_ms)) the
   for i, pick in ipairs(picks) do add_to_batch(pick[1], selected[i]) end
 end
 if size > 0 then
-  call('HSET', P .. 'batch:' .. batch_id, 'state', 'formed', 'size', size, 'tiers', table.concat(tiers_used, ' '), 'at', formed_at)
-  if has_estimates then call('HSET', P .. 'batch:' .. batch_id, 'costs', cmsgpack.pack(estimates)) end
-  if apart.used then call('HSET', P .. 'batch:' .. batch_id, 'empty', empty_part(picks)) end
+  local fields = {'state', 'formed', 'size', size, 'tiers', table.concat(tiers_used, ' '), 'at', formed_at}
+  local function add(name, value) fields[#fields + 1], fields[#fields + 2] = name, value end
+  if has_estimates then add('costs', cmsgpack.pack(estimates)) end
+  if apart.used then add('empty', empty_part(picks)) end
   if room then
-    call('HSET', P .. 'batch:' .. batch_id, 'slots', '1')
+    add('slots', '1')
     slots.formed(batch_id, size)
   end
+  call('HSET', P .. 'batch:' .. batch_id, unpack(fields))
   keep({id = batch_id, tiers = tiers_used, last = latest_deadline, fresh = true}, keep_ms)
   call('ZADD', P .. 'leases', now + lease_ms, batch_id)
-  redis.pcall('SET', P .. 'formed_at', now, 'PX', 60000)
+  formed = not redis.pcall('SET', P .. 'formed_at', now, 'PX', 60000).err
   -- The tail: retried batches are at the head. Requests of quiet customers were not there when the ready batches were formed.
-  call(apart.first and overtakes(tiers_used[1]) and 'LPUSH' or 'RPUSH', P .. 'batch_queue', batch_id)
+  ready = call(apart.first and overtakes(tiers_used[1]) and 'LPUSH' or 'RPUSH', P .. 'batch_queue', batch_id)
 end
 call('DEL', P .. 'wake') -- its requests are in the reply
 flush()
-return cmsgpack.pack({size, dropped, queues(tiers)})
+local known = {waiting = #groups_ended == 0, ready = ready, formed = formed, no_slots = not room}
+return cmsgpack.pack({size, dropped, queues(tiers, known)})

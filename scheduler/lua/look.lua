@@ -13,4 +13,4 @@ if dispatcher_id then
   call('PEXPIRE', P .. 'wake_at', hold_ms)
   call('DEL', P .. 'wake') -- its requests are in the reply
 end
-return cmsgpack.pack(queues(cmsgpack.unpack(packed_tiers)))
+return cmsgpack.pack(queues(cmsgpack.unpack(packed_tiers), {}))

@@ -15,6 +15,6 @@ local rows = workers(gone_ms)
 local last_pass, scheduler_pass = call('GET', P .. 'reaped_at'), redis.pcall('GET', P .. 'scheduled_at')
 if type(scheduler_pass) ~= 'string' then scheduler_pass = last_pass end -- an older scheduler writes only the first
 local function age(at) return at and tonumber(at) >= 0 and math.max(0, now - at) or -1 end
-return cmsgpack.pack({queues(cmsgpack.unpack(packed_tiers)), rows, gateways, call('LLEN', P .. 'outbox'),
+return cmsgpack.pack({queues(cmsgpack.unpack(packed_tiers), {}), rows, gateways, call('LLEN', P .. 'outbox'),
   call('LLEN', P .. 'dlq'), age(scheduler_pass), age(last_pass),
   call('ZRANGEBYSCORE', P .. 'notices', now, '+inf', 'LIMIT', 0, 20), tonumber(call('GET', P .. 'epoch')) or 0})

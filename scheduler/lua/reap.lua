@@ -5,7 +5,7 @@
 -- KEYS[1] leases. ARGV: limit; max_losses, min_left_ms, lease_ms, keep_ms as in `fail`; pass_ms between passes; standing_in: 1 if a
 --   gateway calls it in place of schedulers, 0 if a scheduler does.
 -- Returns {renewed, pushed again, retried, unknown batches}.
--- include: prelude, slots, protocol, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, retry, coalescing_keys, followers
+-- include: prelude, slots, protocol, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, dead_letter, retry, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
 local rule = {reported = false, max_losses = max_losses, min_left_ms = min_left_ms, lease_ms = lease_ms, keep_ms = keep_ms}
 local renewed, pushed, retried, unknown, freed = 0, 0, 0, 0, 0

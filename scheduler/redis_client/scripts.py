@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, OutOfMemoryError
 
 from scheduler.errors import TierlaneError
+from scheduler.redis_client.compact_lua import compact
 from scheduler.redis_client.connections import FAULTS, pipelined, unavailable
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.pipeline import Argument, pack
@@ -82,7 +83,7 @@ class Script(Generic[_P]):
     """
 
     def __init__(self, name: str, declaration: Callable[_P, None], client: Redis, keys: Keys) -> None:
-        text = source(name).replace(_BODY, f"{_BODY}\n{preamble(declaration)}", 1)
+        text = compact(source(name)).replace(_BODY, f"{_BODY}\n{preamble(declaration)}", 1)
         parameters = signature(declaration).parameters
         self._names = tuple(parameters)
         self._has_list = any(get_origin(each.annotation) is Sequence for each in parameters.values())

@@ -35,7 +35,7 @@ BUGS = {
         "local step, others = flow.cost",
     ),
     "tags_are_not_saved": ("form_batch", "if #fields > 0 then", "if false then"),
-    "failed_work_is_charged": ("cancel", "sum.change + (cost or 0) - sum[1]", "sum.change"),
+    "failed_work_is_charged": ("cancel", "sum.others + 1 end", "sum.others end"),
 }
 
 

@@ -78,7 +78,7 @@ BUGS = {
         "call('LPUSH', list, unpack(ids))",
         "",
     ),
-    "pubsub_only": (ALL[2:], "set_terminal(id, state, code, 'reply', reply)", "set_terminal(id, state, code)"),
+    "pubsub_only": (ALL[2:], "  set_terminal(id, state, code, reply)\n", "  set_terminal(id, state, code)\n"),
     "no_retry_budget": (["reap", "fail"], "losses > rule.max_losses", "false"),
     "no_pool_budget": (["reap", "fail"], "math.min(wanted, math.floor(tokens))", "wanted"),
     "claim_without_lease": (

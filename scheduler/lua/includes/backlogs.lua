@@ -41,14 +41,14 @@ function backlogs.drop(tier, list)
   call('PEXPIRE', P .. 'repairs', backlogs.FLOW_MS)
 end
 
--- backlogs.tier(tier) -> {v, weights, cost, apart, quiet}; backlogs.flow(tier, customer) -> {tag, weight, cost, keyed}: both are read once
+-- backlogs.tier(tier) -> {v, weights, cost, apart, quiet, is_stored}; backlogs.flow(tier, customer) -> {tag, weight, cost, keyed}: both are read once
 -- per call. `keyed`: keys of the customer have a weight. `quiet`: 1 if a customer without a backlog, and with less than its share,
 -- sent a request since the last batch, 2 if it waited for that one. `apart`: the GPU time in ms that the empty places of batches of such customers may still take.
 function backlogs.tier(tier)
   if not backlogs.tiers[tier] then
     local row = backlogs.read(P .. 'fair:' .. tier, 'v', 'weights', 'cost', 'apart', 'quiet')
     backlogs.tiers[tier] = {v = tonumber(row[1] or 0), weights = tonumber(row[2] or 0), cost = tonumber(row[3] or 1),
-      apart = tonumber(row[4] or 1), quiet = tonumber(row[5] or 0)}
+      apart = tonumber(row[4] or 1), quiet = tonumber(row[5] or 0), is_stored = row[1]}
   end
   return backlogs.tiers[tier]
 end
@@ -91,20 +91,29 @@ function backlogs.length(tier, flow)
   return (tonumber(own) or 0) + (tonumber(of_keys or 0) or 0)
 end
 
+-- backlogs.correct(tier): the count is positive while there are ids.
+function backlogs.correct(tier)
+  call('SET', P .. 'waiting:' .. tier, 1)
+  backlogs.waiting[tier] = 1
+end
+
 -- backlogs.remove(tier, count): so many ids left the backlogs. A wrong count is corrected: it is positive while there are any.
 function backlogs.remove(tier, count)
-  if count == 0 or call('DECRBY', P .. 'waiting:' .. tier, count) > 0 then return end
+  if count == 0 then return end
+  local left = call('DECRBY', P .. 'waiting:' .. tier, count)
+  backlogs.waiting[tier] = math.max(0, left)
+  if left > 0 then return end
   call('DEL', P .. 'waiting:' .. tier)
   local stored, gone = call('ZRANGE', P .. 'backlogs:' .. tier, 0, 15, 'WITHSCORES'), {}
   for i = 1, #stored, 2 do
     local flow = backlogs.flow(tier, stored[i])
     local length = flow.customer ~= '-' and backlogs.length(tier, flow) or 0 -- ids of `-` are not counted here
-    if length > 0 then return call('SET', P .. 'waiting:' .. tier, 1) end
+    if length > 0 then return backlogs.correct(tier) end
     if flow.customer ~= '-' then flow.tag, gone[#gone + 1] = tonumber(stored[i + 1]), flow end
   end
   backlogs.leave(tier, gone)
   -- Others may follow: form_batch removes those without ids, and then the number.
-  if #gone == 16 and call('EXISTS', P .. 'backlogs:' .. tier) == 1 then call('SET', P .. 'waiting:' .. tier, 1) end
+  if #gone == 16 and call('EXISTS', P .. 'backlogs:' .. tier) == 1 then backlogs.correct(tier) end
 end
 
 -- backlogs.list(tier, flow, weight): adds a customer to the index, or stores its changed weight. 0: the weight is not known.
@@ -131,10 +140,11 @@ end
 -- backlogs.heads(tier) -> the oldest ids of the customers with the lowest and the highest tag. Those between are not read: of the
 -- two, the second is usually the customer with the longest wait.
 function backlogs.heads(tier)
-  local ids = {}
-  for _, place in ipairs(backlogs.waiting[tier] > 0 and {0, -1} or {}) do
-    local customer = call('ZRANGE', P .. 'backlogs:' .. tier, place, place)[1]
-    ids[#ids + 1] = customer and call('LINDEX', P .. 'backlog:' .. tier .. ':' .. customer, -1) or nil
+  local index, ids = P .. 'backlogs:' .. tier, {}
+  local customers = call('ZRANGE', index, 0, 1)
+  if customers[2] then customers[2] = call('ZRANGE', index, -1, -1)[1] end
+  for _, customer in ipairs(customers) do
+    ids[#ids + 1] = call('LINDEX', P .. 'backlog:' .. tier .. ':' .. customer, -1) or nil
   end
   return ids
 end

@@ -23,13 +23,16 @@ end
 -- each_member(batch, visit, last_field): visit(id, row, list) for each member that is still processing, oldest first per tier.
 -- `last_field` as in read_row; a value that `visit` returns replaces it for the rest.
 local function each_member(batch, visit, last_field)
+  local batch_id = batch.id
   for _, tier in ipairs(batch.tiers) do
     local list = P .. 'inflight:' .. tier .. ':' .. batch.id
     local ids = call('LRANGE', list, 0, -1)
     for i = #ids, 1, -1 do
-      local row = read_row(ids[i], last_field)
-      if row[STATE] == 'processing' and row[BATCH] == batch.id then last_field = visit(ids[i], row, list) or last_field
-      else call('LREM', list, 1, ids[i]) end
+      local id = ids[i]
+      local row, is_damaged = peek_row(id, last_field)
+      if is_damaged then row = set_aside(id, row, last_field) end
+      if row[STATE] == 'processing' and row[BATCH] == batch_id then last_field = visit(id, row, list) or last_field
+      else call('LREM', list, 1, id) end
     end
   end
 end
@@ -84,8 +87,9 @@ end
 
 -- delete_batch(batch): deletes a batch that has no members left.
 local function delete_batch(batch)
-  for _, tier in ipairs(batch.tiers) do call('DEL', P .. 'inflight:' .. tier .. ':' .. batch.id) end
-  call('DEL', P .. 'batch:' .. batch.id)
+  local keys = {P .. 'batch:' .. batch.id}
+  for i, tier in ipairs(batch.tiers) do keys[i + 1] = P .. 'inflight:' .. tier .. ':' .. batch.id end
+  call('DEL', unpack(keys))
   call('ZREM', P .. 'leases', batch.id)
   if batch.slots then slots.claimed(batch.id) end
 end

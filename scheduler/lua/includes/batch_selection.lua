@@ -13,9 +13,14 @@ end
 
 -- read_runnable(id) -> its row if it may run. Others end here; a request that has ended before is skipped.
 local function read_runnable(id)
-  local damaged_before, row = #damaged, read_row(id)
-  dropped = dropped + #damaged - damaged_before
+  local row, is_damaged = peek_row(id)
+  if is_damaged then
+    quarantine(id, row)
+    dropped = dropped + 1
+    return nil
+  end
   if row[STATE] ~= 'queued' then return nil end
+  if now < row[DEADLINE] and now < row[QUEUE_DEADLINE] and now - row[AT] < gone_ms then return row end -- as for end_code
   local code = end_code(row)
   if not code then return row end
   if finalize(id, row, 'failed', code, NO_BATCH, NO_RUN) then dropped = dropped + 1 end
@@ -26,13 +31,15 @@ end
 local function take(tier, count, visit)
   apart.used = apart.used and not apart.allowed -- a batch without a runnable request takes others
   local READS_PER_PLACE = 4 -- limits the work that dead entries in a queue can cause
-  local left, reads_left = apart.used and 0 or count, count * READS_PER_PLACE
+  local left, reads_left, is_queue_empty = apart.used and 0 or count, count * READS_PER_PLACE, false
   while left > 0 and reads_left > 0 do
-    local ids = call('RPOP', P .. 'queue:' .. tier, math.min(reads_left, left))
-    local may_move = backlogs.waiting[tier] > 0 and (apart.allowed or not apart.used)
-    if not ids and (not may_move or move_up(tier, math.min(reads_left, left)) == 0) then return end
-    reads_left = reads_left - (ids and #ids or 0)
-    for _, id in ipairs(ids or NO_IDS) do
+    local wanted = math.min(reads_left, left)
+    local ids = not is_queue_empty and call('RPOP', P .. 'queue:' .. tier, wanted) or NO_IDS
+    is_queue_empty = #ids < wanted
+    if #ids == 0 and backlogs.waiting[tier] > 0 and (apart.allowed or not apart.used) then ids = next_ids(tier, wanted) end
+    if #ids == 0 then return end
+    reads_left = reads_left - #ids
+    for _, id in ipairs(ids) do
       local row = not seen[id] and read_runnable(id) -- a repaired queue may have an id twice
       seen[id] = true
       if not row then credit(tier, id) end

@@ -67,10 +67,10 @@ local function replace_primary(old, id)
 end
 
 -- store_coalesced(g, o, ...) -> the reply if it ended at once: stores a submission with a coalescing key.
-local function store_coalesced(g, o, key, body, keep_ms, arrived_at, charged)
+local function store_coalesced(g, o, key, body, charged)
   local rare, id, total_ms = submissions[o + RARE], submissions[o + ID], submissions[o + TOTAL_MS]
   local how, value = match(g, rare)
-  store(g, o, key, body, keep_ms, arrived_at, charged .. '+',
+  store(g, o, key, body, charged .. '+',
     how == 'cached' and 'completed' or how == 'follow' and 'riding' or 'queued')
   if how == 'cached' then return finish_from_cache(g, o, key, charged, value) end
   call('HSET', key, 'same', rare[5] .. ' ' .. string.format('%.0f', rare[6]) .. ' ' .. rare[7])
@@ -81,11 +81,11 @@ local function store_coalesced(g, o, key, body, keep_ms, arrived_at, charged)
   if how == 'replace' then replace_primary(value, id) end
 end
 
--- accept(g, o, key, body, keep_ms, arrived_at, charged) -> the reply if the submission ended at once.
-local function accept(g, o, key, body, keep_ms, arrived_at, charged)
+-- accept(g, o, key, body, charged) -> the reply if the submission ended at once.
+local function accept(g, o, key, body, charged)
   local rare = submissions[o + RARE]
-  if rare and rare[5] then return store_coalesced(g, o, key, body, keep_ms, arrived_at, charged) end
-  store(g, o, key, body, keep_ms, arrived_at, charged)
+  if rare and rare[5] then return store_coalesced(g, o, key, body, charged) end
+  store(g, o, key, body, charged)
   add_lease(g.customer, submissions[o + ID], arrived_at + submissions[o + TOTAL_MS])
   depth[g.tier.name] = depth[g.tier.name] + 1
 end

@@ -58,6 +58,7 @@ end
 -- store(g, o, ...) for each accepted submission of group g; then enqueue() queues and records all of them at once. Deadlines
 -- count from `arrived_at`, when the gateway sent the call. The state is 'queued' unless another one is given.
 local accepted, fresh = {}, 0
+local ACCEPTED_SIZE = 4 -- of the fields of each, which are packed for the audit
 local LISTED = {listed = true, ['listed+'] = true} -- of `charged`: the cost of each bucket is a field
 
 -- who_field(g, charged, marks) -> the field `who` of a group's requests; `marks` is what only some of them have.
@@ -71,12 +72,17 @@ end
 
 -- add_to_queue(g, id): the tier queue has a limited number of places; then, ids are added to the backlogs of their customers.
 local function add_to_queue(g, id)
-  local t, ids = g.tier, g.tier.ids
+  local t = g.tier
+  local ids = t.ids
   if t.waiting > 0 or t.queued + #ids >= t.places and not backlogs.denied then
     if g.flow then g.flow.length = g.flow.length + 1 end
-    local backlog = t.backlogs[g.customer_id] or {weight = g.customer.weight}
-    t.waiting, t.backlogs[g.customer_id], ids = t.waiting + 1, backlog, backlog
+    t.waiting, ids = t.waiting + 1, t.backlogs[g.customer_id]
+    if not ids then
+      ids = {weight = g.customer.weight}
+      t.backlogs[g.customer_id] = ids
+    end
     if g.key_weight > 0 then
+      local backlog = ids
       backlog.keys = backlog.keys or {}
       ids = backlog.keys[g.key_id] or {weight = g.key_weight}
       backlog.keys[g.key_id] = ids
@@ -85,25 +91,32 @@ local function add_to_queue(g, id)
   ids[#ids + 1] = id
 end
 
-local function store(g, o, key, body, keep_ms, arrived_at, charged, state)
-  local id, total_ms, rare, n = submissions[o + ID], submissions[o + TOTAL_MS], submissions[o + RARE], #accepted
-  local env = time_column[now] .. time_column[arrived_at + total_ms] .. time_column[arrived_at + submissions[o + QUEUE_MS]] ..
-    token_column[submissions[o + TOKENS]] .. submissions[o + NONCE]
-  local LARGE_BYTES = 32768 -- 256 kB add about 4 ms to a batch
-  local has_key, marks = rare and rare[1] ~= '', submissions[o + LENGTH] > LARGE_BYTES and ' large' or ''
-  if has_key then marks = marks .. ' idem ' .. decimal[keep_ms] end
-  call('HSET', key, 'state', state or 'queued', 'env', env, 'who', marks == '' and g.who[charged] or who_field(g, charged, marks),
-    'body', body)
+-- The columns of `env` are mostly the same for the next submission.
+local columns, columns_total_ms, columns_queue_ms, columns_tokens
+
+local function store(g, o, key, body, charged, state)
+  local id, total_ms, queue_ms, tokens = submissions[o + ID], submissions[o + TOTAL_MS], submissions[o + QUEUE_MS], submissions[o + TOKENS]
+  local rare, trace, LARGE_BYTES = submissions[o + RARE], submissions[o + TRACE], 32768 -- 256 kB add about 4 ms to a batch
+  if total_ms ~= columns_total_ms or queue_ms ~= columns_queue_ms or tokens ~= columns_tokens then
+    columns_total_ms, columns_queue_ms, columns_tokens = total_ms, queue_ms, tokens
+    columns = time_column[now] .. time_column[arrived_at + total_ms] .. time_column[arrived_at + queue_ms] .. token_column[tokens]
+  end
+  local who, has_key, ms = g.who[charged], rare and rare[1] ~= '', total_ms + keep_ms
+  if has_key or not who or #body > LARGE_BYTES then
+    who = who_field(g, charged, (#body > LARGE_BYTES and ' large' or '') .. (has_key and ' idem ' .. decimal[keep_ms] or ''))
+  end
+  call('HSET', key, 'state', state or 'queued', 'env', columns .. submissions[o + NONCE], 'who', who, 'body', body)
   if LISTED[charged] then call('HSET', key, 'charged', charged_field(g.customer, o, g.meter)) end
-  call('PEXPIRE', key, decimal[total_ms + keep_ms])
-  if has_key and g.home > 0 then g.customer.keep_ms = replay_ms end -- as long as another cell has to be asked for the key
-  if has_key then claim_key(g.customer_id, rare[1], rare[2], id, total_ms + keep_ms, rare[3]) end
+  call('PEXPIRE', key, decimal[ms])
+  if has_key then
+    if g.home > 0 then g.customer.keep_ms = replay_ms end -- as long as another cell has to be asked for the key
+    claim_key(g.customer_id, rare[1], rare[2], id, ms, rare[3])
+  end
   if not state or state == 'queued' then
     add_to_queue(g, id)
     if not (rare and rare[3]) then fresh = fresh + 1 end
   end
-  accepted[n + 1], accepted[n + 2], accepted[n + 3], accepted[n + 4] =
-    id, submissions[o + GROUP], submissions[o + BYTES], submissions[o + TRACE]
+  accepted[#accepted + 1] = str_header[#id] .. id .. g.number .. packed[submissions[o + BYTES]] .. str_header[#trace] .. trace
 end
 
 -- enqueue() -> whether any submission was accepted.
@@ -113,7 +126,8 @@ local function enqueue()
     if t.ids[1] then call('LPUSH', P .. 'queue:' .. name, unpack(t.ids)) end
     backlogs.push(name, t.backlogs)
   end
-  call('LPUSH', P .. 'outbox', '\145\149\161c' .. packed[gateway_id] .. packed_groups .. cmsgpack.pack(accepted) .. packed_endpoints)
+  call('LPUSH', P .. 'outbox', '\145\149\161c' .. packed[gateway_id] .. packed_groups ..
+    pack_array(accepted, ACCEPTED_SIZE) .. packed_endpoints)
   if fresh > 0 then deposit(fresh) end
   return true
 end

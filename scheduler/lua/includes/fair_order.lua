@@ -1,5 +1,5 @@
--- fair_order: moves ids of the backlogs into their tier queue, in fair order (needs prelude and backlogs).
--- `charged[id]`: the flow of an id that was moved in this call; its customer was charged the mean cost of its requests.
+-- fair_order: takes ids out of the backlogs, in fair order (needs prelude and backlogs).
+-- `charged[id]`: the flow of an id that was taken in this call; its customer was charged the mean cost of its requests.
 local charged, estimates, has_estimates = {}, {}, false
 
 -- place(entries, flow): inserts a flow into the entries, which are sorted by tag. Usually its tag is now one of the highest.
@@ -103,16 +103,16 @@ function serve(tier, count, highest, moved)
     local ids = visit(tier, entries, count, highest or select_customers(tier, entries, count), moved)
     if #ids > 0 then
       local fair = backlogs.tier(tier)
-      call('HSET', P .. 'fair:' .. tier, 'v', fair.v, 'quiet', fair.held and 2 or 0)
+      fair.saved_quiet = fair.held and 2 or 0
+      call('HSET', P .. 'fair:' .. tier, 'v', fair.v, 'quiet', fair.saved_quiet)
       call('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
       return ids
     end
   end
 end
 
--- move_up(tier, count) -> how many ids were moved into the tier queue, at most `count`, and few enough for Lua's `unpack`, which
--- fails at 8,000 values.
-local function move_up(tier, count)
+-- next_ids(tier, count) -> up to `count` ids, of at most MOST_AT_ONCE. The tier queue must be empty.
+local function next_ids(tier, count)
   local MOST_AT_ONCE = 1000
   count = math.min(count, MOST_AT_ONCE)
   local costs = estimates[tier] or {}
@@ -121,16 +121,11 @@ local function move_up(tier, count)
     for _, id in ipairs(popped) do charged[id] = flow end
     costs[flow.customer], has_estimates = {flow.cost, flow.weight, flow.is_known}, true
   end)
-  if #ids == 0 then
-    backlogs.remove(tier, math.max(1, backlogs.waiting[tier]))
-    return 0
-  end
-  backlogs.remove(tier, #ids)
-  call('LPUSH', P .. 'queue:' .. tier, unpack(ids))
-  return #ids
+  backlogs.remove(tier, #ids > 0 and #ids or math.max(1, backlogs.waiting[tier]))
+  return ids
 end
 
--- credit(tier, id): an id that was moved does not run.
+-- credit(tier, id): an id that was taken does not run.
 local function credit(tier, id)
   local flow = charged[id]
   if not flow then return end

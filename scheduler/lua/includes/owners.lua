@@ -4,7 +4,8 @@ local is_alive = {jobs = true}
 
 -- in_grace_period(): Redis or the schedulers were suspended a moment ago, and gateways may not have sent heartbeats since. The
 -- reaper, which runs every 100 ms, records it; until then its last pass is old.
-local SILENCE_MS, grace = 500, nil
+local SILENCE_MS = 500
+local grace = nil
 local function in_grace_period()
   if grace == nil then
     local last_pass = tonumber(call('GET', P .. 'reaped_at') or now)

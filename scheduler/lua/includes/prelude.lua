@@ -1,7 +1,7 @@
 -- prelude: what every script starts with. ARGV[1] is the pool's key prefix; the other arguments are locals of their names, which
 -- scheduler/redis_client/scripts.py writes before the next include. The clock is Redis TIME, in ms. T is the hash tag of a cluster,
 -- with which the names of keys that all pools share begin; '' on other servers.
-local call, P = redis.call, ARGV[1]
+local call, try, P = redis.call, redis.pcall, ARGV[1]
 local T = string.match(P, '^{cell:[^}]*}:') or ''
 -- While single keys of the slot are moved to another server, a missing key raises an error; here, before anything is written.
 if T ~= '' then call('EXISTS', T .. 'moving') end
@@ -38,14 +38,17 @@ local function is_wrong_type(err)
   return string.find(err, 'WRONGTYPE', 1, true) and true or error(err)
 end
 
--- extend_ttl(key, ms): sets the lifetime of a key to `ms` unless it is longer already.
-local function extend_ttl(key, ms)
-  if call('PTTL', key) < ms then call('PEXPIRE', key, math.ceil(ms)) end
+-- extend_ttl(key, ms, slack): sets the lifetime of a key to `ms`, and a part `slack` more, unless it is longer than `ms` already. With
+-- SLACK, a key that is used all the time is not extended by each call.
+local SLACK = 0.02
+local function extend_ttl(key, ms, slack)
+  if call('PTTL', key) < ms then call('PEXPIRE', key, math.ceil(ms * (1 + (slack or 0)))) end
 end
 
--- pack_array(parts): a msgpack array of parts that are packed already.
-local function pack_array(parts)
-  local n = #parts
-  local header = n < 16 and string.char(0x90 + n) or struct.pack('>BI2', 0xdc, n)
+-- pack_array(parts, size): a msgpack array of parts that are packed already, each of `size` elements (1 without it).
+local function pack_array(parts, size)
+  local n, header = #parts * (size or 1), nil
+  if n < 16 then header = string.char(0x90 + n)
+  else header = n < 65536 and struct.pack('>BI2', 0xdc, n) or struct.pack('>BI4', 0xdd, n) end
   return header .. table.concat(parts)
 end

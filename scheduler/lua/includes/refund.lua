@@ -70,8 +70,10 @@ end
 -- refund(id, row, account, state, code, used, cost_ms): `cost_ms` of GPU time, nil if not measured: then only a completed request
 -- pays it, as estimated.
 local function refund(id, row, account, state, code, used, cost_ms)
-  local ids, is_charged = released_leases[account.customer], state == 'completed' or was_partly_delivered(state, used)
+  local ids = released_leases[account.customer]
   if ids then ids[#ids + 1] = id else released_leases[account.customer] = {id} end
+  if state == 'completed' and account.charged == 'requests' then return end -- it was charged nothing that it has not used
+  local is_charged = state == 'completed' or was_partly_delivered(state, used)
   if account.charged == 'listed' then
     local total, tokens = total_of(account.customer), 0
     if is_charged then tokens = used > 0 and used or nil end
@@ -113,17 +115,20 @@ local function learn_cost(key, total)
   redis.pcall('HSET', key, 'cost:' .. P, metered.new_mean(known, total.cost_us, total.costs))
 end
 
+-- apply_refund(customer, total): as described at refund_bucket.
+local function apply_refund(customer, total)
+  local key = T .. 'rl:customer:' .. customer
+  refund_bucket(key, 'tokens', total.requests, 'rate')
+  for level, entry in pairs(total.units) do refund_bucket(key, level, entry[2], entry[1]) end
+  for id, count in pairs(total.keys) do refund_bucket(T .. 'rl:key:' .. id, 'tokens', count, 'rate') end
+  for window, count in pairs(total.windows) do refund_quota(key, window, count) end
+  learn_cost(key, total)
+end
+
 local function apply_refunds()
   for customer, ids in pairs(released_leases) do
     for i = 1, #ids, 1000 do redis.pcall('ZREM', T .. 'rl:leases:' .. customer, unpack(ids, i, math.min(#ids, i + 999))) end
   end
-  for customer, total in pairs(refunds) do
-    local key = T .. 'rl:customer:' .. customer
-    refund_bucket(key, 'tokens', total.requests, 'rate')
-    for level, entry in pairs(total.units) do refund_bucket(key, level, entry[2], entry[1]) end
-    for id, count in pairs(total.keys) do refund_bucket(T .. 'rl:key:' .. id, 'tokens', count, 'rate') end
-    for window, count in pairs(total.windows) do refund_quota(key, window, count) end
-    learn_cost(key, total)
-  end
+  for customer, total in pairs(refunds) do apply_refund(customer, total) end
   released_leases, refunds = {}, {}
 end

@@ -8,9 +8,19 @@
 local STATE, BATCH, ENV, WHO, AT, DEADLINE, QUEUE_DEADLINE = 1, 2, 3, 4, 5, 6, 7
 local sub, accounts = string.sub, {}
 local NONCE = 53 -- bytes of `env` before the nonce, which is empty for a job
-local damaged = {}
+local damaged, REQUEST = {}, P .. 'request:'
 
--- number[text], time_column[ms], token_column[tokens]: parse and format the columns of `env`; 13 digits last until the year 2286.
+-- times_of[columns], number[text], time_column[ms], token_column[tokens]: parse and format the columns of `env`; 13 digits last
+-- until the year 2286. Requests that were admitted together mostly have the same columns of times, the first TIMES_END bytes.
+local TIMES_END = 41
+local times_of = setmetatable({}, {__index = function(memo, columns)
+  local accepted_at, deadline = tonumber(sub(columns, 1, 13)), tonumber(sub(columns, 15, 27))
+  local queue_deadline = tonumber(sub(columns, 29, TIMES_END))
+  local times = accepted_at and deadline and queue_deadline and {accepted_at, deadline, queue_deadline}
+  memo[columns] = times -- nil if one is not a number: then no entry is made
+  return times
+end})
+
 local number = setmetatable({}, {__index = function(memo, text)
   local value = tonumber(text)
   memo[text] = value -- nil if it is not a number: then no entry is made
@@ -45,9 +55,8 @@ local function account_of(row)
   return account
 end
 
-local function is_open(row)
-  return row[STATE] == 'queued' or row[STATE] == 'processing' or row[STATE] == 'riding'
-end
+local OPEN = {queued = true, processing = true, riding = true}
+local function is_open(row) return OPEN[row[STATE]] or false end
 
 -- quarantine(id, row): a row that cannot be read becomes a failed request, so that no script reads it again. It is recorded
 -- without the input. `flush` reports its end to its gateway and the audit, if the row still names them.
@@ -69,22 +78,28 @@ end
 -- peek_row(id, last_field) -> row, is_damaged. Times in the row are numbers. The last field is `who` unless another is named,
 -- which is then in row[WHO]. STATE is false for an unknown request; ENV is false if only its end is stored.
 local function peek_row(id, last_field)
-  local row = redis.pcall('HMGET', P .. 'request:' .. id, 'state', 'batch', 'env', last_field or 'who')
+  local row = try('HMGET', REQUEST .. id, 'state', 'batch', 'env', last_field or 'who')
   local env = row[ENV]
   if not env then return row, row.err and is_wrong_type(row.err) or is_open(row) end
-  local accepted_at, deadline, queue_deadline = number[sub(env, 1, 13)], number[sub(env, 15, 27)], number[sub(env, 29, 41)]
-  row[AT], row[DEADLINE], row[QUEUE_DEADLINE] = accepted_at, deadline, queue_deadline
-  if accepted_at and deadline and queue_deadline and #env >= NONCE and
-    (last_field or accounts[row[WHO]] or account_of(row)) then return row, false end
+  local times, who = times_of[sub(env, 1, TIMES_END)], row[WHO]
+  if times and #env >= NONCE and (last_field or accounts[who] or account_of(row)) then
+    return {row[STATE], row[BATCH], env, who, times[1], times[2], times[3]}, false -- more entries in `row` would resize it
+  end
+  if times then row[AT], row[DEADLINE], row[QUEUE_DEADLINE] = times[1], times[2], times[3] end
   return row, is_open(row)
 end
 
--- read_row(id, last_field) -> the same row; a damaged one is quarantined, and its STATE is false. Only for scripts that `flush`.
-local function read_row(id, last_field)
-  local row, is_damaged = peek_row(id, last_field)
-  if not is_damaged then return row end
+-- set_aside(id, row, last_field) -> the damaged row of peek_row after its quarantine: its STATE is false. Only for scripts that `flush`.
+local function set_aside(id, row, last_field)
   if last_field and not row.err then row[WHO] = call('HGET', P .. 'request:' .. id, 'who') end
   return quarantine(id, row)
+end
+
+-- read_row(id, last_field) -> the row of peek_row, a damaged one set aside.
+local function read_row(id, last_field)
+  local row, is_damaged = peek_row(id, last_field)
+  if is_damaged then return set_aside(id, row, last_field) end
+  return row
 end
 
 local function charged_tokens(row) return number[sub(row[ENV], 43, 52)] or 0 end
@@ -110,12 +125,12 @@ end
 -- record_replay(id, customer, keep_ms, deadline, bytes): records a request that has ended, with the size of its reply. Without
 -- `bytes` (its reply must not be replayed) the row lives as long as other rows: until `keep_ms` after its deadline.
 local function record_replay(id, customer, keep_ms, deadline, bytes)
-  local COST, COST_PER_BYTE = 1200, 1.25
+  local ROW_BYTES, PER_BYTE = 1200, 1.25
   local key, list = P .. 'request:' .. id, P .. 'replays:' .. customer
   local value, ms, normal_ms = call('HGET', key, 'idem'), call('PTTL', key), math.max(0, deadline - now) + keep_ms
   if not value or ms <= normal_ms then return end
   if not bytes then return shorten_ttl(id, value, normal_ms) end
-  local newest, cost = call('LINDEX', list, -1), math.ceil(COST + COST_PER_BYTE * bytes)
+  local newest, cost = call('LINDEX', list, -1), math.ceil(ROW_BYTES + PER_BYTE * bytes)
   call('RPUSH', list, string.format('%.0f %.0f %.0f %.0f %s %s', (newest and cumulative_cost(newest) or 0) + cost, cost, now + ms,
     now + normal_ms, id, value))
   if call('PTTL', list) < ms then call('PEXPIRE', list, ms) end

@@ -2,7 +2,8 @@
 -- batch's GPU time (needs prelude, row and backlogs). A batch has {estimate, weight, whether the estimate is its own} of each
 -- customer in its field `costs`. Work that failed for another reason than its input costs nothing unless a part was delivered,
 -- nor does cancelled work that was not measured.
-local settlements, COST = {}, 5
+local settlements = {}
+local COST = 5 -- of a run
 local CHARGED_FAILURES = {cancelled = true, poison_request = true, invalid_request = true, context_length_exceeded = true,
   request_too_large = true}
 local SAMPLES = 16 -- so many new values replace a mean; fewer a part of it, and never more than half
@@ -20,7 +21,8 @@ local function settle_part(account, cost)
   of_tier[account.customer], part.cost = part, part.cost + cost
 end
 
--- settle(batch, account, state, cost): a request of the batch has ended. `cost`: the GPU time in ms that it pays, or nil.
+-- settle(batch, account, state, cost): a request of the batch has ended. `cost`: the GPU time in ms that it pays, or nil. Costs of
+-- completed requests are `measured`; others are not in the mean. `apart`: the part of a cost that changes the tier's `apart`.
 local function settle(batch, account, state, cost)
   if batch.served_from and cost then return settle_part(account, cost) end
   if not batch.costs then return end
@@ -30,11 +32,11 @@ local function settle(batch, account, state, cost)
   if not sum then return end
   if not sum.count then
     settlements[#settlements + 1] = sum
-    sum.tier, sum.customer, sum.change, sum.measured, sum.count, sum.apart = account.tier, account.customer, 0, 0, 0, 0
+    sum.tier, sum.customer, sum.apart = account.tier, account.customer, APART_SHARE - (batch.empty or 0)
+    sum.measured, sum.count, sum.other, sum.others = 0, 0, 0, 0
   end
-  sum.change = sum.change + (cost or 0) - sum[1]
-  sum.apart = sum.apart + (cost or 0) * (APART_SHARE - (batch.empty or 0))
-  if cost and state == 'completed' then sum.measured, sum.count = sum.measured + cost, sum.count + 1 end
+  if cost and state == 'completed' then sum.measured, sum.count = sum.measured + cost, sum.count + 1
+  else sum.other, sum.others = sum.other + (cost or 0), sum.others + 1 end
 end
 
 -- moving_mean(mean, sum, count): with `count` new values.
@@ -43,7 +45,8 @@ local function moving_mean(mean, sum, count)
 end
 
 local function apply_settlement(sum)
-  local key, cost, change = P .. 'flow:' .. sum.tier .. ':' .. sum.customer, sum[1], sum.change / sum[2]
+  local key, cost = P .. 'flow:' .. sum.tier .. ':' .. sum.customer, sum[1]
+  local change = (sum.measured + sum.other - (sum.count + sum.others) * cost) / sum[2]
   if change ~= 0 and not call('ZADD', P .. 'backlogs:' .. sum.tier, 'XX', 'INCR', change, sum.customer) then
     call('HINCRBYFLOAT', key, 'tag', change)
     call('PEXPIRE', key, backlogs.FLOW_MS)
@@ -65,7 +68,7 @@ local function apply_settlements()
     pcall(apply_settlement, sum)
     local mean = means[sum.tier] or {measured = 0, count = 0, apart = 0}
     means[sum.tier], mean.measured, mean.count = mean, mean.measured + sum.measured, mean.count + sum.count
-    mean.apart = mean.apart + sum.apart
+    mean.apart = mean.apart + (sum.measured + sum.other) * sum.apart
   end
   for tier, mean in pairs(means) do
     if mean.count > 0 then
@@ -73,7 +76,7 @@ local function apply_settlements()
       local most = APART_MOST * cost
       local apart = math.max(-most, math.min(most, backlogs.tier(tier).apart + mean.apart))
       redis.pcall('HSET', P .. 'fair:' .. tier, 'cost', cost, 'apart', apart)
-      redis.pcall('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
+      if not backlogs.tier(tier).is_stored then redis.pcall('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS) end
     end
   end
   for _, of_tier in pairs(parts) do

@@ -39,7 +39,7 @@ local function group(n)
   local rate, burst = t.rate, t.burst
   if in_background[n] then t = tiers[g[1] .. '.background'] end
   local tier_bucket = bucket(P .. 'rl:tier:' .. t.name, rate, burst)
-  g = {tier = t, customer_id = customer_id, key_id = key_id, key_weight = limits[6] or 0, who = {},
+  g = {tier = t, customer_id = customer_id, key_id = key_id, key_weight = limits[6] or 0, who = {}, number = packed[n],
     customer = customer(customer_id, limits), meter = limits[5] or metered.NO_METER, tier_bucket = tier_bucket,
     home = homes[n] or 0, key = key_rate > 0 and bucket(T .. 'rl:key:' .. key_id, key_rate, key_burst) or nil}
   groups[n] = g
@@ -47,4 +47,5 @@ local function group(n)
 end
 
 for o = 1, #submissions, SIZE do keys[#keys + 1] = P .. 'request:' .. submissions[o] end
+for n = 1, #groups do group(n) end
 local may_be_known = has_repeats == 1 or call('EXISTS', unpack(keys)) > 0 -- rare: a call that is sent again
