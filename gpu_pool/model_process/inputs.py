@@ -30,8 +30,14 @@ def run_readable(
     rejected = [rejection(item) for item in items]
     readable = [item for item, reason in zip(items, rejected, strict=True) if item is not None and reason is None]
     computed = compute(readable) if readable else []
-    results = iter([in_time(item, result) for item, result in zip(readable, computed, strict=True)])
-    return [next(results) if reason is None else reason for reason in rejected]
+    results = [
+        result if item.listener is None else in_time(item, result)
+        for item, result in zip(readable, computed, strict=True)
+    ]
+    if len(results) == len(items):
+        return results
+    left = iter(results)
+    return [next(left) if reason is None else reason for reason in rejected]
 
 
 def rejection(item: Item | None) -> ItemResult | None:

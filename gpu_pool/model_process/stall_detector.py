@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-TICK_S = 0.05
+TICK_S = 0.08
+"""Each tick is a wake-up of an idle worker. A stall is noticed from GAP_S on, whatever the ticks are."""
 GAP_S = 0.25
-"""A tick that is late by more than this was a stall; a busy event loop is late by less."""
+"""A longer time between two ticks was a stall; a busy event loop is late by less."""
 DOUBT_S = 0.1
 """Frames in the socket are read within this time after a stall."""
 

@@ -6,6 +6,7 @@ their outcome without the model. Bodies are passed on as stored.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,17 +52,17 @@ class BatchPlan:
 def make_plan(requests: Sequence[ClaimedRequest], needed_ms: float, gone_ms: float) -> BatchPlan:
     """`needed_ms`: the duration of a run; `gone_ms`: the time since the requests' time left was read."""
     least_ms = needed_ms + gone_ms
-    early = [
-        early_outcome(request, least_ms) for request in requests if request.ms_left <= least_ms or not request.body
-    ]
-    fit = [request for request in requests if request.ms_left > least_ms and request.body] if early else requests
-    longest_ms = max((request.ms_left for request in requests), default=0) - gone_ms
+    times = [request.ms_left for request in requests]
+    bodies = [request.body for request in requests]
+    longest_ms = max(times, default=0) - gone_ms
+    early: list[Outcome] = []
+    if not all(bodies) or min(times, default=math.inf) <= least_ms:
+        early = [early_outcome(each, least_ms) for each in requests if each.ms_left <= least_ms or not each.body]
+        requests = [request for request in requests if request.ms_left > least_ms and request.body]
+        times = [request.ms_left for request in requests]
+        bodies = [request.body for request in requests]
     return BatchPlan(
-        [request.id for request in fit],
-        [request.body for request in fit],
-        early,
-        longest_ms,
-        [int(request.ms_left - gone_ms) for request in fit],
+        [request.id for request in requests], bodies, early, longest_ms, [int(ms_left - gone_ms) for ms_left in times]
     )
 
 
@@ -70,7 +71,8 @@ def completed(plan: BatchPlan, results: Sequence[ItemResult], gpu_ms: float, ver
 
     The time of the batch is divided among its requests in proportion to their tokens.
     """
-    token_ms = gpu_ms / max(1, sum(max(1, r.tokens_used) for r in results))
+    charged = [result.tokens_used if result.tokens_used > 0 else 1 for result in results]
+    token_ms = gpu_ms / max(1, sum(charged))
     ran = [
         Outcome(
             request_id,
@@ -81,9 +83,9 @@ def completed(plan: BatchPlan, results: Sequence[ItemResult], gpu_ms: float, ver
             r.output,
             r.output_tokens,
             r.finish_reason,
-            max(1, r.tokens_used) * token_ms,
+            tokens * token_ms,
         )
-        for request_id, r in zip(plan.ids, results, strict=True)
+        for request_id, r, tokens in zip(plan.ids, results, charged, strict=True)
     ]
     return plan.early + ran if plan.early else ran
 
@@ -173,8 +175,7 @@ class Execution:
             gone_ms = (time.monotonic() - read_at) * 1000
             requests = streams.waiting(requests) if streams is not None else requests
             plan = make_plan(requests, self.service.needed_ms(len(requests)), gone_ms)
-            first = all(request.attempt == 1 for request in requests)
-            done = await self._run_model(plan, streams, first=first) if plan.bodies else None
+            done = await self._run_model(plan, requests, streams) if plan.bodies else None
             if done is not None:
                 self._record(plan.bodies, done)
         over()
@@ -211,8 +212,10 @@ class Execution:
                 return (time.monotonic() - started) * 1000 if isinstance(error, ModelHung) else None
             return done.gpu_ms
 
-    async def _run_model(self, plan: BatchPlan, streams: BatchStreams | None, *, first: bool) -> Done | None:
-        """The model's answer; None if the batch is too large to be sent. `first`: no request ran before."""
+    async def _run_model(
+        self, plan: BatchPlan, requests: Sequence[ClaimedRequest], streams: BatchStreams | None
+    ) -> Done | None:
+        """The model's answer; None if the batch is too large to be sent."""
         model, started = self._supervisor.model, time.monotonic()
         if model is None or self.stopped or self.slow_model.slow:
             raise NotStarted("The model process was gone before the batch began, or is too slow.")
@@ -243,6 +246,7 @@ class Execution:
                 self.service.forget(size)
                 if model is not self._hung:  # One process may have had several batches.
                     self._hung = model
+                    first = all(request.attempt == 1 for request in requests)
                     self._reached_cap(plan.bodies, (time.monotonic() - started) * 1000, first=first)
             raise
         finally:
@@ -263,7 +267,8 @@ class Execution:
         self._last_size = size = len(bodies)
         # A backend that works in steps ends its items just before the cap: then nothing was killed, and all are late.
         # Nothing is loaded again for such a batch, so a single one is never sufficient.
-        late = sum(result.error_code == ErrorCode.GPU_TIMEOUT for result in done.results)
+        codes = [result.error_code for result in done.results if result.error_code]
+        late = codes.count(ErrorCode.GPU_TIMEOUT)
         if not late:
             self.slow_model.ended_in_time()
         elif late == size:
@@ -274,7 +279,7 @@ class Execution:
             log.warning("model batch limit changed", items=done.largest or "unlimited")
             self.service.forget_over(min(filter(None, (self._largest, done.largest))))
             self._largest = done.largest
-        if any(result.error_code for result in done.results):  # A bisected batch is no measurement of service time.
+        if codes:  # A bisected batch is no measurement of service time.
             self._supervisor.batch_ended(judge(done.results))
             return
         self.service.record(size, done.gpu_ms)

@@ -110,7 +110,7 @@ class BatchPipeline:
         # The lease is renewed from the claim on, also while other batches or direct batches have the model.
         # Not claiming meanwhile would let a series of direct batches starve the queue. The wait is bounded:
         # the model serves batches in order of arrival, few batches wait, and the watchdog ends each.
-        give_up_at = claimed_at + max(request.ms_left for request in batch.requests) / 1000
+        give_up_at = claimed_at + max([request.ms_left for request in batch.requests]) / 1000
         outcomes: list[Outcome] | None = None
         cause: ErrorCode | None = None  # Of a lost batch whose attempt is counted.
         with self._traces.of(batch.batch_id, batch.requests, claimed_at) as trace:

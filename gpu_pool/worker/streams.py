@@ -123,8 +123,9 @@ class BatchStreams:
     """The streams of one batch, from claim to end."""
 
     def __init__(self, requests: Sequence[ClaimedRequest], outgoing: Outgoing) -> None:
-        self._attempts = {request.id: request.attempt for request in requests}
+        self._requests = requests
         self._outgoing = outgoing
+        self._attempts: dict[str, int] = {}
         self._begun: dict[str, IncrementTarget] = {}
         self._ids: Sequence[str] = ()
         self._drop: Drop | None = None
@@ -133,7 +134,7 @@ class BatchStreams:
     @property
     def members(self) -> set[str]:
         """Requests that are not cancelled as far as is known."""
-        return self._attempts.keys() - self._gone
+        return {request.id for request in self._requests} - self._gone
 
     def waiting(self, requests: Sequence[ClaimedRequest]) -> Sequence[ClaimedRequest]:
         """The requests that still have to be run."""
@@ -173,5 +174,7 @@ class BatchStreams:
         self._begun = {}
 
     def _send_piece(self, request_id: str, address: IncrementTarget, offset: int, text: str) -> None:
+        if not self._attempts:  # Most batches have no stream.
+            self._attempts = {request.id: request.attempt for request in self._requests}
         increment = Increment(request_id, address.nonce, self._attempts[request_id], offset, text)
         self._outgoing.add(address, increment)

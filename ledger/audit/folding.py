@@ -30,18 +30,18 @@ class Folded:
 
     def add(self, records: Iterable[Record]) -> None:
         """Add records. Of two records of one kind the first is kept, except if the second `outweighs` it."""
-        accepted, ended = self.accepted, self.ended
+        accept, end = self.accepted.setdefault, self.ended.setdefault
         for record in records:
             if isinstance(record, EndedRecord):
-                first = ended.setdefault(record.id, record)
+                first = end(record.id, record)
                 if first is record:
                     continue
                 if outweighs(record, first):
-                    ended[record.id] = record
+                    self.ended[record.id] = record
                 elif record.delivered and not first.delivered:
                     self.delivered.setdefault(record.id, record)
             elif isinstance(record, AcceptedRecord):
-                accepted.setdefault(record.id, record)
+                accept(record.id, record)
             else:
                 self.letters.setdefault(record.id, record)
 

@@ -64,10 +64,10 @@ async def write_rows(
     asyncpg raises, or TimeoutError if a transaction takes longer than `timeout_s`; the same rows can then be written again.
     """
     rejected: list[RejectedRow] = []
-    parts = [(part, new) for part in _parts(rows)]
+    parts = [(part, new) for part in _parts(rows, new=new)]
     while parts:
         part, new = parts.pop()
-        letters = [row for row in part if isinstance(row, LetterRow)]
+        letters = [row for row in part if isinstance(row, LetterRow)] if not new else []
         requests = [row for row in part if not isinstance(row, LetterRow)]
         try:
             async with asyncio.timeout(timeout_s), connection.transaction():
@@ -95,8 +95,12 @@ async def write_rows(
     return rejected
 
 
-def _parts(rows: Sequence[Row | LetterRow]) -> Iterator[Sequence[Row | LetterRow]]:
-    """The rows of each transaction."""
+def _parts(rows: Sequence[Row | LetterRow], *, new: bool) -> Iterator[Sequence[Row | LetterRow]]:
+    """The rows of each transaction. `new` ones have no bodies."""
+    if new:
+        for begin in range(0, len(rows), ROWS_A_TRANSACTION):
+            yield rows[begin : begin + ROWS_A_TRANSACTION]
+        return
     begin = size = 0
     for at, row in enumerate(rows):
         own = len(row.body or b"") if isinstance(row, LetterRow) else 0

@@ -17,7 +17,7 @@ _many = msgspec.msgpack.Decoder(list[msgspec.Raw])
 encode_records = msgspec.msgpack.Encoder().encode
 
 
-class AcceptedRecord(msgspec.Struct, array_like=True, frozen=True, tag="a"):
+class AcceptedRecord(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="a"):
     """A request was admitted. Written by `admit`."""
 
     id: str
@@ -31,7 +31,7 @@ class AcceptedRecord(msgspec.Struct, array_like=True, frozen=True, tag="a"):
     endpoint: str = ""  # As in metrics, such as /v1/chat/completions.
 
 
-class EndedRecord(msgspec.Struct, array_like=True, frozen=True, tag="e"):
+class EndedRecord(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="e"):
     """A request reached its terminal state. Times are milliseconds; `ended_at_ms` is Redis TIME."""
 
     id: str
@@ -77,11 +77,11 @@ class Entered(msgspec.Struct, array_like=True, frozen=True, tag="c"):
     def records(self) -> list["Record"]:
         """A record for each request. Raises TypeError, ValueError or IndexError."""
         found: list[Record] = []
-        each, endpoints = iter(self.each), self.endpoints or [""] * len(self.groups)
+        each, endpoints, gateway_id = iter(self.each), self.endpoints or [""] * len(self.groups), self.gateway_id
         for request_id, number, size, trace in zip(each, each, each, each, strict=True):
             tier, customer, key, model, *_ = self.groups[number - 1]
             endpoint = endpoints[number - 1]
-            found.append(AcceptedRecord(request_id, customer, key, tier, model, self.gateway_id, size, trace, endpoint))
+            found.append(AcceptedRecord(request_id, customer, key, tier, model, gateway_id, size, trace, endpoint))
         return found
 
 
@@ -116,6 +116,7 @@ class Closed(msgspec.Struct, array_like=True, frozen=True, tag="f"):
 
 Record = AcceptedRecord | EndedRecord | DeadLetterRecord
 
+_GROUPS = (Entered, Closed)
 _Known = AcceptedRecord | EndedRecord | DeadLetterRecord | Entered | Closed
 _all = msgspec.msgpack.Decoder(list[_Known])
 _one = msgspec.msgpack.Decoder(_Known)
@@ -127,9 +128,16 @@ def decode_entry(entry: bytes) -> tuple[list[Record], list[bytes]]:
     An unreadable record does not affect the others.
     """
     try:
-        return [record for known in _all.decode(entry) for record in _records(known)], []
+        found: list[Record] = []
+        for known in _all.decode(entry):
+            if isinstance(known, _GROUPS):
+                found += known.records()
+            else:
+                found.append(known)
     except _UNREADABLE:
         pass
+    else:
+        return found, []
     try:
         parts = _many.decode(entry)
     except msgspec.MsgspecError:
@@ -145,4 +153,4 @@ def decode_entry(entry: bytes) -> tuple[list[Record], list[bytes]]:
 
 
 def _records(known: _Known) -> Sequence[Record]:
-    return known.records() if isinstance(known, Entered | Closed) else (known,)
+    return known.records() if isinstance(known, _GROUPS) else (known,)

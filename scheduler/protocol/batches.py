@@ -389,9 +389,13 @@ def _split_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[str | float], lis
     """
     heads: list[str | float] = []
     tails: list[bytes] = []
+    rounded: dict[float, float] = {}  # `round` takes as long as the rest, and most numbers of a batch are equal.
     for request_id, code, gpu_ms, tokens, version, output, output_tokens, finish_reason, cost_ms in outcomes:
-        gpu_ms = round(gpu_ms, 3)
-        cost_ms = round(float(cost_ms), 3)
+        if gpu_ms not in rounded:
+            rounded[gpu_ms] = round(float(gpu_ms), 3)
+        if cost_ms not in rounded:
+            rounded[cost_ms] = round(float(cost_ms), 3)
+        gpu_ms, cost_ms = rounded[gpu_ms], rounded[cost_ms]
         tail = _encode((gpu_ms, tokens, version, output, output_tokens, finish_reason, "", cost_ms))[1:]
         size = 0 if code else len(output) if output.isascii() else len(output.encode())
         tails.append(tail)

@@ -23,6 +23,9 @@ from tierlane.roles.worker_moves import moves_publisher, publish_moves
 from tierlane.settings.model import Settings
 
 CELL_RETRY_S = 1.0
+COLLECT_AFTER = (20_000, 20, 20)
+"""New objects between two collections: records and rows of the audit are thousands of objects without cycles."""
+
 STOP_LOOK_S = 0.1
 """Between two looks at which pools the catalog names."""
 
@@ -45,6 +48,7 @@ async def _serve(settings: Settings) -> int:
         await catalog.start()
         gc.collect()
         gc.freeze()  # What is here stays: it need not be looked over again and again.
+        gc.set_threshold(*COLLECT_AFTER)
         await serve_cells(settings, stop, catalog)
     finally:
         await catalog.stop()
