@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import structlog
-from aiohttp import web
 
 from gateway.api.account import FindUsage
 from gateway.auth.authenticator import TokenLookup
@@ -36,6 +35,7 @@ LAST_CANCELLATIONS_S = 0.5
 KEPT_S = 6.0  # Load balancers keep idle connections for 5 s (deploy/proxies), and may send a request on one until then.
 LAST_REQUESTS_S = 0.5  # For requests on connections that were opened just before the port was closed.
 REPORT_EVERY_S = 10.0  # Between two log lines about what a drain waits for.
+LAST_RESPONSES_S = 0.5  # For handlers that are still running when the gateway stops.
 GRPC_LINGER_S = 0.1  # For the status of calls that have just ended.
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -59,7 +59,6 @@ class Gateway(GatewayParts):
             config, catalog, find_stored, find_usage, tokens, connect=connect, traces=traces, schedule=schedule
         )
         self._tasks: list[asyncio.Task[None]] = []
-        self._runner: web.ServerRunner | None = None
         self._edge: EdgeServer | None = None
         self._grpc: GrpcServer | None = None
         self._hurried = False  # The drain ends at once.
@@ -99,7 +98,7 @@ class Gateway(GatewayParts):
         self._tasks = [
             asyncio.create_task(run_forever(name, loop), name=f"gateway {name}") for name, loop in loops.items()
         ]
-        self._runner, self._port = await serve(edge, self.config)
+        self._port = await serve(edge, self.config)
         self.port = self._port.number
         if self.config.grpc is not None:
             from gateway.grpc.server import GrpcServer  # noqa: PLC0415 - brings grpc: 20 MB
@@ -152,8 +151,8 @@ class Gateway(GatewayParts):
     async def _close_port(self) -> None:
         """Stop accepting connections. Each connection that a load balancer may reuse gets one more response."""
         kept_s = min(KEPT_S, self.config.notice_ms / 1000)
-        if self._runner is not None and self._port is not None:
-            await self._port.close(self._runner)
+        if self._port is not None:
+            await self._port.close()
             await self._within(min(LAST_REQUESTS_S, kept_s), lambda: False)
         self.snapshots.subscribers.end()
         self.responses.streams.ends.close()
@@ -178,9 +177,9 @@ class Gateway(GatewayParts):
             await self._grpc.stop(GRPC_LINGER_S)
         if self._leaving is not None:
             await self._leaving
-        if self._runner is not None and self._port is not None:
+        if self._edge is not None and self._port is not None:
             self._port.abort()
-            await self._runner.cleanup()
+            await self._edge.shutdown(LAST_RESPONSES_S)
         await end_all(self._tasks)
         await self.batches.close()
         await self.actions.close()

@@ -94,8 +94,8 @@ class Homes:
 
     def residence(self, identity: Identity) -> Residence:
         """What admission checks for a request of this customer."""
-        snapshot = self._catalog.snapshot
-        if snapshot is None or not self.rows:
+        snapshot, adopted = self._catalog.snapshot, self._adopted
+        if snapshot is None or not (snapshot.cells if adopted is None else adopted.rows):
             return Residence.ONLY
         return _residence(_place(identity.customer_id, snapshot, identity))
 

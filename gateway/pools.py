@@ -135,6 +135,8 @@ class Pools:
 
     def largest(self) -> RequestLimits:
         """The limits of a request in the pool with the largest ones: a body is read before its pool is known."""
+        if len(self._served) == 1:
+            return self._served[self._own_place].limits.request
         return max(parts.limits.request for parts in self.all)
 
     def context_tokens(self, model: str) -> int:

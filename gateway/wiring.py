@@ -72,6 +72,8 @@ API_FORMATS = {
 }
 """The path of each inference endpoint, and its format."""
 
+FAST_PATHS = ("/v1/inference", "/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+
 
 class GatewayParts(PoolParts):
     """The parts of one gateway: those of its own pool, and those that all pools share."""
@@ -146,7 +148,7 @@ class GatewayParts(PoolParts):
         self.lookups = self._lookups(catalog, session_auth, connect)
         self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, self._metrics_sources(catalog))
         self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
-        self._fast_path = FastPath(entry)
+        self._fast_path = FastPath(entry, {path: API_FORMATS[path] for path in FAST_PATHS})
 
     def _responses(self, faults: ErrorResponses) -> ResponseHandlers:
         return ResponseHandlers(

@@ -19,7 +19,7 @@ from ledger.postgres import AWAY, Connection, closing, connect, reason, statemen
 from ratelimit.limits import NO_LIMITS
 from scheduler.errors import HTTP, TierlaneError
 from scheduler.payload import decode_payload
-from scheduler.protocol.admission import Submission
+from scheduler.protocol.admission import Submission, SubmissionGroup
 from scheduler.request_id import created_at
 
 MAX_TOKENS_USED = 2**31 - 1
@@ -163,18 +163,20 @@ async def open_submissions(connection: Connection, ids: Sequence[str]) -> list[S
         submissions.append(
             Submission(
                 id=row["id"],
-                tier=row["tier"],
-                customer_id=row["customer_id"],
-                api_key_id=row["api_key_id"],
+                group=SubmissionGroup(
+                    tier=row["tier"],
+                    customer_id=row["customer_id"],
+                    api_key_id=row["api_key_id"],
+                    model=row["model"],
+                    limits=NO_LIMITS,
+                    endpoint=row["endpoint"] or "",
+                    background=not row["interactive"],
+                ),
                 nonce="",  # No connection waits for it.
-                model=row["model"],
                 input_bytes=input_bytes,
                 total_ms=left_ms,
                 queue_ms=left_ms,
-                background=not row["interactive"],
-                limits=NO_LIMITS,
                 trace_id=row["trace_id"] or "",
-                endpoint=row["endpoint"] or "",
                 idempotency=row["idempotency"] or "",
                 fingerprint=row["fingerprint"] or "",
                 again=True,

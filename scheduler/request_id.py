@@ -6,11 +6,17 @@ from uuid_utils import uuid7
 
 PREFIX = "req_"
 _LENGTH = len(PREFIX) + 32
+_TIME = slice(len(PREFIX), len(PREFIX) + 12)
 
 
 def new_request_id() -> str:
     """A new id. Ids of one process sort in the order of their creation."""
     return PREFIX + uuid7().hex
+
+
+def own_created_ms(request_id: str) -> int:
+    """As `created_ms`, of an id that this process created: without a check."""
+    return int(request_id[_TIME], 16)
 
 
 def created_ms(request_id: str) -> int:

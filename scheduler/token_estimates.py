@@ -3,7 +3,6 @@
 Of JSON only the texts count, not the members around them, nor images and other data.
 """
 
-import math
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ _lines = msgspec.json.Decoder()
 
 def estimate(size: int) -> int:
     """Tokens of so many bytes of text."""
-    return math.ceil(size / BYTES_PER_TOKEN)
+    return -(-size // BYTES_PER_TOKEN)
 
 
 def document_tokens(document: bytes) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ledger.catalog.snapshot import Identity
 from ratelimit.limits import (
     BUCKETS,
     LIMIT_COLUMNS,
@@ -11,8 +12,10 @@ from ratelimit.limits import (
     EffectiveLimits,
     Level,
     RemainingLimits,
+    effective,
     values,
 )
+from scheduler.protocol.admission import Submission, SubmissionGroup
 
 TOKEN_BUCKET = BUCKETS[1]
 _NAMES = {
@@ -52,10 +55,17 @@ def in_force(
     )
 
 
-def with_limits(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a submission, with those that name limits put into `limits`."""
-    own = {name: value for name, value in fields.items() if name in _NAMES}
-    return {name: value for name, value in fields.items() if name not in _NAMES} | {"limits": in_force(**own)}
+def submission_of(fields: Mapping[str, Any]) -> Submission:
+    """A submission with these fields, those of its group and those that name limits included."""
+    limits = in_force(**{name: value for name, value in fields.items() if name in _NAMES})
+    common = {name: value for name, value in fields.items() if name in SubmissionGroup.__struct_fields__}
+    own = {name: value for name, value in fields.items() if name not in _NAMES and name not in common}
+    return Submission(**own, group=SubmissionGroup(**{"limits": limits} | common))
+
+
+def group_of(identity: Identity, factor: float = 1.0) -> SubmissionGroup:
+    """The group of an identity's submissions, with its limits at `factor`."""
+    return SubmissionGroup(identity.tier, identity.customer_id, identity.key_id, "tiny", effective(identity, factor))
 
 
 def remaining(

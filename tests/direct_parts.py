@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
-from customer_limits import with_limits
+from customer_limits import submission_of
 from gateway.inference.pending import PendingRequest
 from scheduler.payload import decode_payload
 from scheduler.protocol.admission import Submission
@@ -40,7 +40,7 @@ def submission(request_id: str = "req", **changes: Any) -> Submission:
         "burst": 100.0,
         "body": b"",
     }
-    return Submission(**with_limits(fields | changes))
+    return submission_of(fields | changes)
 
 
 def waiting(request_id: str, started: float = 0.0, **changes: Any) -> PendingRequest:

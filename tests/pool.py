@@ -7,7 +7,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from configs import GONE_MS, LEASE_MS, PASS_MS, REPLAYS
-from customer_limits import with_limits
+from customer_limits import submission_of
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.admission import Admissions, Submission, TierLimit, Verdict
 from scheduler.protocol.adoption import Adoption
@@ -68,7 +68,7 @@ class Pool:
             "burst": 1e6,
             "body": encode_payload(Payload("tiny", "hello", {})),
         }
-        return Submission(**with_limits(fields | changes))
+        return submission_of(fields | changes)
 
     async def admit(
         self,

@@ -10,7 +10,7 @@ from gateway.inference.pending import PendingRequest, PendingRequests
 from gateway.inference.recovery.loss_recovery import LossRecovery
 from gateway.inference.recovery.recent_outcomes import RecentOutcomes
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.protocol.admission import Submission, TierLimit, Verdict
+from scheduler.protocol.admission import Submission, SubmissionGroup, TierLimit, Verdict
 from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import new_request_id
@@ -28,17 +28,12 @@ def pending(started: float = 0.0, tier: str = "free", **state: bool) -> PendingR
     """A pending request that Redis has accepted, unless `state` says otherwise."""
     submission = Submission(
         id=new_request_id(),
-        tier=tier,
-        customer_id="c",
-        api_key_id="k",
+        group=SubmissionGroup(tier, "c", "k", "m", in_force(1.0, 1.0), endpoint="/v1/messages"),
         nonce="n",
-        model="m",
         input_bytes=7,
         total_ms=4000,
         queue_ms=2000,
-        limits=in_force(1.0, 1.0),
         trace_id="t",
-        endpoint="/v1/messages",
         idempotency="c:key",
         fingerprint="body",
         body=b"x" * 1000,

@@ -46,6 +46,8 @@ _CACHE_STATUS = {
     "collapsed": "Cache-Status: tierlane; fwd=miss; collapsed\r\n",
 }
 
+_TIMING = "x-request-id: %s\r\nServer-Timing: queue;dur=%.1f, batch;dur=%.1f, gpu;dur=%.1f\r\n%s"
+
 
 class InferenceBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The request body of `POST /v1/inference`."""
@@ -120,29 +122,32 @@ def write_inference(result: InferenceResult) -> HttpResponse:
     """Write the response to a completed request."""
     reply, latency_ms = result.replies[0], result.latency_ms
     metadata = Metadata(
-        tokens_used=reply.tokens_used,
-        latency_ms=round(latency_ms, 2),
-        queue_ms=round(max(0.0, reply.queue_ms), 2),
-        gpu_ms=round(max(0.0, reply.gpu_ms), 2),
-        batch_size=reply.batch_size,
-        attempts=reply.attempts,
-        model_version=reply.model_version,
-        tier=result.tier,
-        cached=reply.served_from == "cache",
+        reply.tokens_used,
+        hundredths(latency_ms),
+        hundredths(reply.queue_ms),
+        hundredths(reply.gpu_ms),
+        reply.batch_size,
+        reply.attempts,
+        reply.model_version,
+        result.tier,
+        reply.served_from == "cache",
     )
     return completed(reply, encode_json(Success(reply.id, reply.output, metadata)), latency_ms, result.lines)
 
 
+def hundredths(ms: float) -> float:
+    """A time in ms with two digits; 0 for a negative one. A quarter of the cost of `round`."""
+    return int(ms * 100 + 0.5) / 100 if ms > 0 else 0.0
+
+
 def completed(reply: Reply, body: bytes, latency_ms: float, lines: str) -> HttpResponse:
     """A 200 with `body`, its request id, and `Server-Timing`."""
-    queue_ms, gpu_ms = max(0.0, reply.queue_ms), max(0.0, reply.gpu_ms)
+    queue_ms = reply.queue_ms if reply.queue_ms > 0 else 0.0
+    gpu_ms = reply.gpu_ms if reply.gpu_ms > 0 else 0.0
     # The time outside the tier queue and the GPU: the transport of the batch and of the reply.
-    batch_ms = max(0.0, latency_ms - queue_ms - gpu_ms)
+    batch_ms = latency_ms - queue_ms - gpu_ms
     response = HttpResponse(200, body)
-    response.lines = (
-        f"x-request-id: {reply.id}\r\n"
-        f"Server-Timing: queue;dur={queue_ms:.1f}, batch;dur={batch_ms:.1f}, gpu;dur={gpu_ms:.1f}\r\n{lines}"
-    )
+    response.lines = _TIMING % (reply.id, queue_ms, batch_ms if batch_ms > 0 else 0.0, gpu_ms, lines)
     if reply.served_from:
         response.lines += _CACHE_STATUS.get(reply.served_from, "")
     return response

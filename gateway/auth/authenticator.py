@@ -13,6 +13,7 @@ from gateway.auth.client_address import X_FORWARDED_FOR, Network, client_address
 from gateway.auth.throttle import AuthThrottle
 from gateway.http.errors import RejectionError
 from gateway.http.request import HttpRequest
+from ledger.catalog.api_key import KeyParts, parse
 from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
@@ -128,6 +129,19 @@ class Authenticator:
         if request.auxiliary:
             request.auxiliary = False  # After a slow body the caller is identified again.
             self.charge(identity)
+        return identity
+
+    def parsed_key(self, authorization: Sequence[str]) -> KeyParts | None:
+        """The API key in these values, which have been authenticated; None for a JWT."""
+        return parse(bearer_token(authorization, self._max_jwt_bytes))
+
+    def authenticate_key(self, key: KeyParts, request: HttpRequest) -> Identity:
+        """The identity of an API key that `parsed_key` returned: as `authenticate`, for a request that is not auxiliary."""
+        try:
+            identity = self._catalog.identify(key, self._wall())
+        except RequestError as error:
+            raise self._failure(error, request) from error
+        request.occupy(identity.customer_id)
         return identity
 
     def check_service(self, request: HttpRequest, expected: str) -> None:

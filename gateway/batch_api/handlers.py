@@ -26,6 +26,7 @@ from gateway.batch_api.store import FileStore
 from gateway.batch_api.uploads import Upload
 from gateway.http.body.reading import check_media, read_body
 from gateway.http.error_responses import ErrorResponses
+from gateway.http.parsed_request import ParsedRequest
 from gateway.http.problem_details import wants_problem
 from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import RoutedRequest
@@ -62,12 +63,12 @@ class FileContent(HttpResponse):
         """The header line for the end of the body."""
         return f"Content-Length: {self._size}\r\n"
 
-    async def write_eof(self) -> None:
+    async def write_to(self, request: ParsedRequest) -> None:
         """Write the response. Raises ConnectionResetError if the client left."""
-        await super().write_eof()
-        request = self._request
-        if request is None or request.method == "HEAD":
+        await super().write_to(request)
+        if request.method == "HEAD":
             return
+        connection = request.protocol
         try:
             async for piece in self._pieces:
                 for start in range(0, len(piece), SLICE_BYTES):
@@ -75,11 +76,12 @@ class FileContent(HttpResponse):
                     if transport is None or transport.is_closing():
                         raise ConnectionResetError("The client left.")
                     transport.write(piece[start : start + SLICE_BYTES])
-                    if request.protocol.writing_paused:
-                        await request.writer.drain()
+                    if connection.writing_paused:
+                        await connection.drain()
         except RequestError as error:
             log_fault("a file cannot be read on", error)
-            request.protocol.force_close()
+            self.keep_alive = False
+            connection.close()
 
 
 def handler(

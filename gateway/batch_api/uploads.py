@@ -7,14 +7,16 @@ file exists for its customer once it is complete. The fields may come in any ord
 from collections.abc import Callable
 from contextlib import suppress
 
-from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp import BodyPartReader, MultipartReader
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web import RequestPayloadError
 
 from gateway.batch_api.documents import read_expiry
 from gateway.batch_api.store import PIECE_BYTES, FileStore
 from gateway.http.body.budget import BodyBudget
 from gateway.http.body.content_coding import EncodingError, coding_of
 from gateway.http.body.reading import awaited_body, check_media
+from gateway.http.parsed_request import ParsedRequest
 from gateway.http.router import RoutedRequest
 from gateway.http.validation import invalid
 from ledger.catalog.snapshot import Identity
@@ -67,7 +69,7 @@ class Upload:
             complete = True
             return row
         except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:
-            if isinstance(error, web.RequestPayloadError):
+            if isinstance(error, RequestPayloadError):
                 raise
             raise invalid(None, f"The body is not valid: {NOT_FORM}") from None
         finally:
@@ -76,7 +78,7 @@ class Upload:
                 with suppress(RequestError):  # It expires within an hour.
                     await self._store.drop_file(self._file_id)
 
-    async def _read(self, request: web.BaseRequest) -> None:
+    async def _read(self, request: ParsedRequest) -> None:
         if not request.headers.get("Content-Type", "").lower().startswith(FORM):
             raise RequestError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, NOT_FORM, "Content-Type")
         async with awaited_body(request) as restart:

@@ -1,29 +1,24 @@
-"""One HTTP connection: aiohttp's protocol with timeouts, the fast path, and checks of the request line.
+"""One HTTP/1.1 connection: its states, the fast path, handler tasks, and the end of the connection.
 
-A request that arrived whole, on an idle connection, may take the fast path (gateway/inference/fast_path.py): aiohttp parses
-it, but its task for the connection is not woken, which costs as much as the rest of the gateway's work for a request.
-If its headers equal cached ones, it is not parsed either (gateway/http/header_cache.py). Request lines that aiohttp's
-parser accepts and this server rejects (other protocols or versions, invalid hosts) are detected here.
-
-This module is the only one that uses private members of aiohttp's RequestHandler.
-tests/unit/test_gateway_http.py fails if a new version of aiohttp lacks one of them.
+Requests are served one at a time. One that arrived whole may take the fast path (gateway/inference/fast_path.py) at once,
+without a task; all others get a task for their handler. An idle connection has neither a task nor a timer. If the headers
+of a request equal those of the request before it, or cached ones, they are not parsed (gateway/http/header_cache.py).
+Everything else is read by gateway/http/request_reader.py, which exists only on connections that need it.
 """
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-import structlog
-from aiohttp import HttpVersion11, StreamReader, web
-from aiohttp.http import HttpRequestParser, RawRequestMessage
-from aiohttp.streams import EMPTY_PAYLOAD
-from aiohttp.web_protocol import RequestHandler, _ErrInfo
+from aiohttp import HttpVersion11, StreamReader
+from aiohttp.http import RawRequestMessage
+from aiohttp.web import RequestPayloadError
 from multidict import CIMultiDictProxy
 
 from gateway.http.body.reading import CONTINUE, BodyEnded
-from gateway.http.header_cache import CompleteRequest, is_complete, is_header_block, split_request
-from gateway.http.problem_details import wants_problem
-from gateway.http.request_line import request_line_error, rtsp_line
+from gateway.http.header_cache import ApiFormat, CompleteRequest, RepeatedHead, split_request
+from gateway.http.parsed_request import ParsedRequest
+from gateway.http.request_reader import RequestReader, complete_body
 from gateway.http.response import HttpResponse
 from gateway.http.sse import EventStream, ProgressTimers
 from scheduler.errors import ErrorCode, RequestError
@@ -33,32 +28,37 @@ from scheduler.request_id import new_request_id
 if TYPE_CHECKING:
     from gateway.http.server import EdgeServer
 
-log = structlog.get_logger("gateway")
-
-MAX_LINE_BYTES = 16_384
-"""Bytes of an incomplete request line that are kept; the parser accepts 8190 bytes of target."""
-
 MAX_CACHE_MISSES = 16
 """After so many uncached headers in a row, the cache is not used for a connection: its client never repeats headers."""
-
-READ_AHEAD = 65_536
-"""Bytes of bodies behind the current request, after which reading stops. One read of the socket may exceed it."""
 
 PROBES_S = (0.04, 0.03, 0.2, 0.25)
 """Seconds before each interim response to a client that closed its sending side. If the client is gone, the first one makes it
 reset the connection, and the next one after the reset has arrived detects that."""
 
+IDLE: Final = 0
+"""All requests have their responses, and nothing of the next one has arrived."""
+HEAD: Final = 1
+"""As IDLE, but bytes of the next request have arrived."""
+REQUEST: Final = 2
+"""A request is being handled."""
+BLOCKED: Final = 3
+"""All requests have their responses, but the client does not read them. No further request is begun."""
+CLOSING: Final = 4
+"""Nothing is read any more."""
+
 
 class FastPathCall(Protocol):
     """One request on the fast path. It responds with `EdgeConnection.write_response`."""
 
-    authenticated: bool
-
     @property
     def headers(self) -> CIMultiDictProxy[str]: ...
 
+    @property
+    def known(self) -> bool:
+        """Whether a caller with these headers was authenticated, so that they may be cached."""
+
     def start(self, raw: bytes) -> None:
-        """Handle the request with this body; the response may be written before this returns."""
+        """Handle the request with this body; an error may be written before this returns."""
 
     def client_left(self) -> None:
         """The connection was closed before the response."""
@@ -70,323 +70,301 @@ class FastPathHandler(Protocol):
     @property
     def open(self) -> bool: ...
 
-    def accepts(self, message: RawRequestMessage, payload: StreamReader) -> bool: ...
+    def format_at(self, path: str) -> ApiFormat | None: ...
+
+    def format_of(self, message: RawRequestMessage, payload: StreamReader) -> ApiFormat | None: ...
+
+    def suits(self, api_format: ApiFormat, raw: bytes) -> bool: ...
 
     def call(
-        self, connection: "EdgeConnection", headers: CIMultiDictProxy[str], authorization: Sequence[str]
+        self,
+        connection: "EdgeConnection",
+        api_format: ApiFormat,
+        headers: CIMultiDictProxy[str],
+        authorization: Sequence[str],
     ) -> FastPathCall: ...
 
 
-class EdgeConnection(RequestHandler):
-    """One connection."""
+class EdgeConnection(asyncio.Protocol):
+    """One connection. `transport`: None once it is closed. `idle_since`: the end of its last request (coarse clock)."""
 
     __slots__ = (
-        "_at_boundary",
-        "_body",
-        "_body_bytes",
-        "_broken",
-        "_buffered",
         "_cache_attempts",
+        "_call",
+        "_drained",
         "_edge",
-        "_fast_call",
+        "_fast_path",
         "_half_closed",
-        "_held",
-        "_open_transport",
-        "_recent",
+        "_last",
+        "_reader",
+        "_remote",
+        "_repeated",
+        "_request",
         "_responding",
         "_share",
+        "_state",
+        "idle_since",
+        "known_headers",
+        "task",
+        "transport",
+        "writing_paused",
     )
 
-    def __init__(self, edge: "EdgeServer", **kwargs: Any) -> None:
-        super().__init__(edge, **kwargs)
-        # One message per call: if the parser raises an error, it keeps the messages that it read before in the same call.
-        self._parser = HttpRequestParser(
-            self,
-            self._loop,
-            self._read_bufsize,
-            max_line_size=self.max_line_size,
-            max_headers=self.max_headers,
-            max_field_size=self.max_field_size,
-            payload_exception=web.RequestPayloadError,
-            auto_decompress=False,
-            max_msg_queue_size=1,
-        )
+    def __init__(self, edge: "EdgeServer") -> None:
         self._edge = edge
-        self._open_transport: asyncio.Transport | None = None  # Until it is closed; aiohttp drops its own earlier.
-        self._fast_call: FastPathCall | None = None  # The request that is handled by the fast path.
-        self._buffered = b""  # Bytes that arrived before the response of the fast path.
-        self._at_boundary = True  # The parser has read all requests to their end, and nothing behind them.
-        self._held = b""  # The last byte of data that a full queue, or a full body, keeps from being parsed.
-        self._recent = b""  # Bytes that may contain the incomplete request line.
-        self._body: StreamReader = EMPTY_PAYLOAD  # Of the last parsed request.
-        self._body_bytes = 0  # Its Content-Length.
-        self._broken = False  # The parser rejected something: nothing behind it is read.
-        self._responding = False  # Response headers are being written, or were written and the body follows.
-        self._half_closed = False  # The client closed its sending side.
+        self._fast_path = edge.fast_path
+        self._state: int = IDLE
+        self.transport: asyncio.Transport | None = None
+        self.writing_paused = False
+        self.idle_since = edge.now
+        self._reader: RequestReader | None = None
+        self._repeated: RepeatedHead | None = None  # The headers of the last request, if the fast path took it.
         self._cache_attempts = MAX_CACHE_MISSES
+        self._call: FastPathCall | None = None  # The current request, on the fast path.
+        self._request: ParsedRequest | None = None  # The current request, in its handler.
+        self.task: asyncio.Task[None] | None = None  # Of the handler.
+        self._responding = False  # The handler's response is being written.
+        self._last = False  # The connection is closed after the current request.
+        self._half_closed = False  # The client closed its sending side.
+        self._drained: asyncio.Future[None] | None = None
+        self._remote: str | None = None
+        self.known_headers: Any = None  # Of the last request on the fast path, kept by that.
         self._share = edge.customer_connections.share()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._edge.open_connections += 1
-        self._open_transport = cast("asyncio.Transport", transport)
-        super().connection_made(transport)
-        cast("asyncio.Task[None]", self._task_handler).add_done_callback(self._task_ended)
-        if self._edge.open_connections > self._edge.max_connections:
+        """Count the connection. One over the cap gets an error."""
+        edge = self._edge
+        self.transport = cast("asyncio.Transport", transport)
+        self.idle_since = edge.now
+        edge.connections.add(self)
+        if len(edge.connections) > edge.max_connections:
             self.reject(RequestError(ErrorCode.NO_CAPACITY, "Too many connections are open."))
 
-    def _task_ended(self, task: "asyncio.Task[None]") -> None:
-        """Close the connection, because aiohttp's task for it has ended and can send no more responses."""
-        try:
-            error = task.exception()
-        except (
-            asyncio.CancelledError
-        ):  # From the task: with its frames, which reference the task, it would form a ring.
-            error = None
-        if error is not None:
-            log_fault("connection closed after a fault", error)
-        self._close = True
-        if self._open_transport is not None and self._fast_call is None:  # `write_response` closes it otherwise.
-            self._open_transport.close()
-            self._edge.close_watch.start(self, self._loop.time())
-
-    def force_close(self) -> None:
-        """Close, as in aiohttp; a client that does not read its response delays that only for a limited time."""
-        super().force_close()
-        if self._open_transport is not None:
-            self._edge.close_watch.start(self, self._loop.time())
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._edge.open_connections -= 1
-        self._share.close()
-        self._open_transport = None
-        self._body = EMPTY_PAYLOAD  # It references this connection: a ring, freed by the garbage collector only.
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Cancel the current request, and drop all references to what references this connection."""
+        self._state, self.transport = CLOSING, None
+        self._edge.connections.discard(self)
         for watch in self._edge.watches:
             watch.stop(self)
-        super().connection_lost(exc)
-        if (call := self._fast_call) is not None:
-            self._fast_call = None
+        self._share.close()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+        task, self.task, self._request = self.task, None, None
+        if task is not None:
+            task.cancel()
+        self.resume_writing()
+        call, self._call = self._call, None
+        if call is not None:
             call.client_left()
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's returns nothing: the connection is closed
+    def data_received(self, data: bytes) -> None:
+        """Start the fast path if the headers equal those of the last request; else read the data."""
+        repeated = self._repeated
+        if repeated is not None and self._state == IDLE:
+            body, fast_path, api_format = repeated.body_of(data), self._fast_path, repeated.api_format
+            if body is not None and fast_path is not None and fast_path.open and fast_path.suits(api_format, body):
+                self._state = REQUEST
+                # Assigned first, because an error may be written before `start` returns.
+                self._call = call = fast_path.call(self, api_format, repeated.headers, repeated.authorization)
+                call.start(body)
+                return
+        self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
+        state = self._state
+        if state == CLOSING:
+            return
+        if state in (IDLE, HEAD):
+            whole = split_request(data) if state == IDLE and self._cache_attempts else None
+            if whole is None or not self._take_cached(whole):
+                self._parse(data, whole)
+            return
+        reader = self._reader or self._new_reader()
+        if state == BLOCKED or reader.body.is_eof():
+            reader.hold(data)
+        else:
+            reader.read(data)
+
+    def _take_cached(self, whole: CompleteRequest) -> bool:
+        """Start the fast path without the parser, which stays between two requests. Returns whether that was possible."""
+        fast_path = self._fast_path
+        if fast_path is None or not fast_path.open:
+            return False
+        headers, api_format = self._edge.header_cache.get(whole), fast_path.format_at(whole.path)
+        if headers is None or api_format is None:
+            self._cache_attempts -= 1
+            return False
+        self._cache_attempts = MAX_CACHE_MISSES
+        if not fast_path.suits(api_format, whole.body):
+            return False
+        repeated = RepeatedHead(whole, headers, api_format)
+        self._state = REQUEST
+        self._call = call = fast_path.call(self, api_format, headers, repeated.authorization)
+        call.start(whole.body)
+        if call.known:
+            self._repeated = repeated
+        return True
+
+    def _new_reader(self) -> RequestReader:
+        reader = self._reader = RequestReader(cast("asyncio.Transport", self.transport), self._edge.loop)
+        return reader
+
+    def _parse(self, data: bytes, whole: CompleteRequest | None = None) -> None:
+        """Parse data between two requests, and begin the request if its headers are complete."""
+        reader = self._reader or self._new_reader()
+        message = reader.read(data, one_piece=whole is not None)
+        if message is not None:
+            if self._state == HEAD:
+                self._edge.headers_watch.stop(self)
+            if self._half_closed and reader.incomplete:
+                reader.body.set_exception(RequestPayloadError())
+            self._begin(message, reader, whole)
+        elif reader.problem is not None:
+            self.reject(RequestError(ErrorCode.INVALID_REQUEST, reader.problem))
+        elif self._half_closed:
+            self.close()
+        elif not reader.at_boundary:
+            self._state = HEAD
+            self._edge.headers_watch.start(self, self._edge.loop.time())
+
+    def _begin(self, message: RawRequestMessage, reader: RequestReader, whole: CompleteRequest | None) -> None:
+        """Handle a request: on the fast path if that accepts it, else in a task."""
+        self._state = REQUEST
+        edge, fast_path, body = self._edge, self._fast_path, reader.body
+        api_format = None if fast_path is None else fast_path.format_of(message, body)
+        if fast_path is None or api_format is None:
+            self._handle_in_task(message, body)
+            return
+        raw = body.read_nowait()
+        if not fast_path.suits(api_format, raw):
+            self._handle_in_task(message, complete_body(raw, edge.loop))
+            return
+        headers, at_boundary = message.headers, reader.at_boundary
+        call = self._call = fast_path.call(self, api_format, headers, tuple(headers.getall("Authorization", ())))
+        call.start(raw)
+        if whole is not None and at_boundary and call.known:
+            kept = edge.header_cache.add(whole, headers)
+            self._repeated = None if kept is None else RepeatedHead(whole, kept, api_format)
+
+    def _handle_in_task(self, message: RawRequestMessage, body: StreamReader) -> None:
+        self._edge.requests_count += 1
+        self._request = request = ParsedRequest(message, body, self)
+        self.task = self._edge.loop.create_task(self._handle(request))
+
+    def write_response(self, response: HttpResponse) -> None:
+        """Write the response of the fast path, and continue with the data that arrived meanwhile."""
+        call, self._call = self._call, None
+        transport, edge = self.transport, self._edge
+        if transport is None or transport.is_closing():
+            return
+        closing = response.close or edge.drain_state.leaving or ((self._last or self._half_closed) and self._ends())
+        if edge.cors is not None and call is not None:
+            response.lines += edge.cors.lines(call.headers)
+        transport.write(response.head("close" if closing else "") + response.body)
+        if closing:
+            self.close()
+        else:
+            self._next()
+
+    async def _handle(self, request: ParsedRequest) -> None:
+        """Handle one request. It is cancelled if the client leaves."""
+        keep_alive = False
+        try:
+            response = await self._edge.handle(request)
+            response.close = response.close or self._ends()
+            self._responding = True
+            await response.write_to(request)
+            if not (request.content.is_eof() or response.abort):
+                await self._discard(request.content)
+            keep_alive = response.keep_alive
+        except ConnectionError:  # The client left.
+            pass
+        except Exception as error:  # noqa: BLE001  # the connection is closed after every fault
+            log_fault("connection closed after a fault", error)
+        finally:
+            self.task = self._request = None
+            self._responding = False
+            if self._reader is not None:
+                self._reader.drop_body()
+            if keep_alive and self._state == REQUEST and not self._ends():
+                self._next()
+            else:
+                self.close()
+
+    async def _discard(self, body: StreamReader) -> None:
+        """Read the rest of a rejected body for a limited time, so that the client gets the response and not a reset."""
+        self._edge.linger_watch.start(self, self._edge.loop.time())
+        try:
+            while not body.is_eof():
+                await body.readany()
+        except RequestPayloadError as error:
+            error.__traceback__ = None  # The stream keeps this error: with its frames it would form a ring.
+        finally:
+            self._edge.linger_watch.stop(self)
+
+    def _ends(self) -> bool:
+        """Whether the connection is closed after the current response."""
+        return self._last or (self._half_closed and (self._reader is None or self._reader.at_boundary))
+
+    def _next(self) -> None:
+        """The current request has its response: wait for the next one, or continue with what has arrived of it."""
+        self.idle_since = self._edge.now
+        reader = self._reader
+        if self.writing_paused:
+            self._state = BLOCKED
+        elif reader is None or reader.at_boundary:
+            self._state = IDLE
+        else:
+            self._state = HEAD
+            self._edge.loop.call_soon(self._continue)  # A call from here would be recursive.
+
+    def _continue(self) -> None:
+        """Read what was held, unless more data arrived before this call."""
+        if self._state == HEAD and self._reader is not None and not self._reader.at_boundary:
+            self._parse(b"")
+
+    def eof_received(self) -> bool:
         """The client closed its sending side. Returns whether a complete request is still without a response.
 
         A client that closed its socket is recognised only by writing to it: see `_probe`.
         """
-        body = self._body
-        incomplete = not body.is_eof()
-        if self._responding or self._is_idle() or (incomplete and not self._messages):
+        reader = self._reader
+        if self._state == REQUEST:
+            complete = not self._responding and (reader is None or reader.body.is_eof())
+        else:
+            complete = self._state != CLOSING and reader is not None and reader.held_bytes > 0
+        if not complete:
+            self.close()
             return False
-        if incomplete:
-            body.set_exception(web.RequestPayloadError())
         self._half_closed = True
         self._probe_later(iter(PROBES_S))
         return True
 
     def _probe_later(self, waits_s: Iterator[float]) -> None:
         if (wait_s := next(waits_s, None)) is not None:
-            self._loop.call_later(wait_s, self._probe, waits_s)
+            self._edge.loop.call_later(wait_s, self._probe, waits_s)
 
     def _probe(self, waits_s: Iterator[float]) -> None:
         """Write an interim response (RFC 9110, 15.2) to a half-closed client. If it is gone, it resets the connection."""
-        request = self._current_request
-        if (
-            self._open_transport is None
-            or self._responding
-            or (request is not None and request.version != HttpVersion11)
-        ):
+        request = self._request
+        if self._state != REQUEST or self._responding or (request is not None and request.version != HttpVersion11):
             return
-        self._open_transport.write(CONTINUE)
+        self.write_continue()
         self._probe_later(waits_s)
 
-    def data_received(self, data: bytes) -> None:
-        if self._fast_call is not None:
-            self._buffered += data
-            self._pause_transport_reading()  # Otherwise a client that never reads could fill the memory.
-            return
-        whole = split_request(data) if self._at_boundary and self._cache_attempts else None
-        if whole is None or not self._take_cached(whole):
-            self._parse(data, whole)
-
-    def _take_cached(self, whole: CompleteRequest) -> bool:
-        """Start the fast path without the parser, which stays between two requests. Returns whether that was possible."""
-        fast_path = self._edge.fast_path
-        if (
-            fast_path is None
-            or not fast_path.open
-            or self._paused
-            or self._close
-            or self._force_close
-            or not self._is_idle()
-        ):
-            return False
-        headers = self._edge.header_cache.get(whole)
-        if headers is None:
-            self._cache_attempts -= 1
-            return False
-        self._cache_attempts = MAX_CACHE_MISSES
-        self._request_count += 1
-        # Assigned first, because the response may be written before `start` returns.
-        self._fast_call = fast_path.call(self, headers, [whole.authorization])
-        self._fast_call.start(whole.body)
-        return True
-
-    def _parse(self, data: bytes, whole: CompleteRequest | None) -> None:
-        """Parse the data, and handle complete requests by the fast path or by aiohttp's task."""
-        before, idle = self._request_count, self._is_idle()
-        # Removed while parsing, so that aiohttp's task is not woken for a request of the fast path.
-        waiter, self._waiter = self._waiter, None
-        self._feed(data, whole)
-        self._waiter = waiter
-        if self._request_count != before:
-            self._edge.headers_watch.stop(self)
-            if idle and len(self._messages) == 1 and self._take_parsed(whole):
-                return
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
-        elif not self._at_boundary:
-            self._await_headers()
-        # Bodies behind the current request have no reader yet. aiohttp's task resumes when it takes the next message.
-        ahead = waiter is None and self._messages and not self._buffer_paused
-        if ahead and sum(body.total_bytes for _, body in self._messages) > READ_AHEAD:
-            self._pause_reading_for_buffer()
-
-    def _feed(self, data: bytes, whole: CompleteRequest | None) -> None:
-        """Pass data to the parser, and find out whether it ends within a request, which the parser does not report.
-
-        The last byte is therefore passed separately: if it completes a request, the data ends at a boundary.
-        """
-        left = self._body_bytes - self._body.total_bytes
-        if 0 < len(data) < left and not (self._held or self._reading_paused):
-            super().data_received(data)  # The middle of a body.
-            return
-        if not data and not self._held:  # aiohttp resumes after a pause; nothing is behind the parsed data.
-            self._step(b"")
-            return
-        self._recent += data
-        if whole is not None or (self._at_boundary and is_header_block(data)):
-            # Probably one whole request, or its headers: one call.
-            count = self._request_count
-            super().data_received(data)
-            self._at_boundary = False
-            if self._request_count != count:
-                self._check_message()
-                self._at_boundary = is_complete(data, *self._messages[-1])
-                if not self._at_boundary:
-                    self._step(b"")
-        else:
-            self._feed_all_but_last(data)
-        if self._at_boundary:
-            self._recent = b""
-        elif not self._held:
-            self._recent = self._recent[self._recent.rfind(b"\n") + 1 :][-MAX_LINE_BYTES:]
-
-    def _feed_all_but_last(self, data: bytes) -> None:
-        held, self._held = self._held, b""
-        data = held + data
-        self._at_boundary = False
-        if held or len(data) > 1:
-            self._step(data[:-1])
-        if self._reading_paused or len(self._messages) >= self._max_msg_queue_size:
-            self._held = data[-1:]
-            return
-        count, ended = self._request_count, self._body.is_eof()
-        self._step(data[-1:])
-        # The last byte was the end of a body, or of headers without a body.
-        self._at_boundary = not self._broken and self._body.is_eof() and (not ended or self._request_count != count)
-
-    def _step(self, data: bytes) -> None:
-        """Parse message by message, while there is room for them."""
-        while not self._broken:
-            count = self._request_count
-            super().data_received(data)
-            if self._request_count == count:
-                return
-            self._check_message()
-            if self._reading_paused or self._upgraded or len(self._messages) >= self._max_msg_queue_size:
-                return
-            data = b""
-
-    def _check_message(self) -> None:
-        """Check the message that was just parsed. A parser error is a message of its own behind the one it concerns."""
-        message, body = self._messages[-1]
-        if not isinstance(message, RawRequestMessage):
-            self._broken = True
-            if message.exc is not None:
-                message.exc.__traceback__ = None  # Its frame references this message: a ring, with all received data.
-            if not self._body.is_eof():
-                self._body.set_exception(web.RequestPayloadError())
-            return
-        self._body = body
-        self._body_bytes = int(message.headers.get("Content-Length", 0))
-        line = rtsp_line(message, self._recent)
-        if line is not None:
-            self._recent = self._recent[line.end() :]
-        problem = request_line_error(message, line)
-        if problem is not None:
-            self._broken = True
-            self._messages[-1] = (_ErrInfo(400, RequestError(ErrorCode.INVALID_REQUEST, problem), ""), EMPTY_PAYLOAD)
-
-    def _await_headers(self) -> None:
-        """Start the timeout for incomplete headers, if the connection waits for them."""
-        if self._is_idle():
-            self._edge.headers_watch.start(self, self._loop.time())
-
-    def _take_parsed(self, whole: CompleteRequest | None) -> bool:
-        """Start the fast path with the only parsed request, and cache its headers. Returns whether that was possible."""
-        fast_path = self._edge.fast_path
-        message, payload = cast("tuple[RawRequestMessage, StreamReader]", self._messages[0])
-        if fast_path is None or self._paused or not fast_path.accepts(message, payload):
-            return False
-        self._messages.clear()
-        self._parser.message_consumed()  # type: ignore[union-attr]  # it parsed this message
-        headers, at_boundary = message.headers, self._at_boundary
-        call = self._fast_call = fast_path.call(self, headers, headers.getall("Authorization", []))
-        call.start(payload.read_nowait())
-        if whole is not None and at_boundary and call.authenticated:
-            self._edge.header_cache.add(whole, headers)
-        return True
-
-    def write_response(self, response: HttpResponse) -> None:
-        """Write the response of the fast path, and continue with the data that arrived meanwhile."""
-        call, self._fast_call = self._fast_call, None
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return
-        closing = self._close or response.close or self._edge.drain_state.leaving or self._half_closed
-        if self._edge.cors is not None and call is not None:
-            response.lines += self._edge.cors.lines(call.headers)
-        transport.write(response.head("close" if closing else "") + response.body)
-        if closing:
-            self.force_close()
-            return
-        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-        if self._buffered:
-            data, self._buffered = self._buffered, b""
-            self._resume_transport_reading()
-            self.data_received(data)
-        elif not self._at_boundary:
-            self._await_headers()
-
-    async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        """Write a response of aiohttp's task."""
-        self._responding = True
-        if self._half_closed and not self._messages:
-            cast("HttpResponse", resp).close = True
-        result = await super().finish_response(request, resp, start_time)
-        self._responding = False
-        if self._half_closed and not self._messages:
-            self.close()
-        elif not (self._at_boundary or self._messages) and resp.keep_alive and request.content.is_eof():
-            self._edge.headers_watch.start(self, self._loop.time())
-        return result
+    def write_continue(self) -> None:
+        """Write an interim response."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(CONTINUE)
 
     @property
     def remote(self) -> str | None:
         """The client's address, if the transport has one."""
-        peer = self.peername
-        return str(peer[0]) if isinstance(peer, tuple) else peer
+        if self._remote is None and self.transport is not None:
+            peer = self.transport.get_extra_info("peername")
+            self._remote = str(peer[0]) if isinstance(peer, tuple) else peer
+        return self._remote
 
     def occupy(self, customer_id: str) -> None:
         """Count this connection to the customer of its last request. Raises RequestError if that one has too many."""
@@ -403,31 +381,29 @@ class EdgeConnection(RequestHandler):
             return self._edge.error_responses.answer(error, request_id, problem=problem)
         return self._edge.internal_error(error, request_id, problem=problem)
 
-    def _process_keepalive(self) -> None:
-        if self._fast_call is not None:  # aiohttp's task is idle, but the connection is not.
-            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-        super()._process_keepalive()
-
-    def _is_idle(self) -> bool:
-        """Whether every request has its response.
-
-        Between taking a message and running its handler aiohttp shows neither. But it waits for a message only if it has
-        none, or has not started to wait at all.
-        """
-        return self._fast_call is None and not self._messages and (self._waiter is not None or not self._request_count)
-
     def pause_writing(self) -> None:
-        super().pause_writing()
-        self._edge.write_watch.start(self, self._loop.time())
-
-    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002  # aiohttp's signature
-        """Called by aiohttp after every read of a body; usually nothing was paused."""
-        if self._reading_paused:
-            super().resume_reading(resume_parser)
+        """Called by the transport when the client reads slower than responses are written."""
+        self.writing_paused = True
+        self._edge.write_watch.start(self, self._edge.loop.time())
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        """Called by the transport when most was sent."""
+        self.writing_paused = False
         self._edge.write_watch.stop(self)
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+        if self._state == BLOCKED:
+            self._next()
+
+    async def drain(self) -> None:
+        """Wait while the client reads slower than responses are written. Raises ConnectionResetError if it left."""
+        while self.writing_paused:
+            if self._drained is None:
+                self._drained = self._edge.loop.create_future()
+            await self._drained
+        if self.transport is None:
+            raise ConnectionResetError("The client left.")
 
     def reject(self, error: RequestError) -> None:
         """Write an error that belongs to no request, and close."""
@@ -435,11 +411,11 @@ class EdgeConnection(RequestHandler):
         if transport is not None and not transport.is_closing():
             response = self._edge.error_responses.answer(error, new_request_id())
             transport.write(response.head("close") + response.body)
-        self.force_close()
+        self.close()
 
     def body_started(self) -> None:
         """Start the timeout of a body that a handler waits for."""
-        self._edge.body_watch.start(self, self._loop.time())
+        self._edge.body_watch.start(self, self._edge.loop.time())
 
     def body_ended(self) -> None:
         """Stop the timeout of the body."""
@@ -447,47 +423,36 @@ class EdgeConnection(RequestHandler):
 
     def fail_body(self, code: ErrorCode) -> None:
         """End the body that a handler waits for with this error, unless it is complete."""
-        request = self._current_request
+        request = self._request
         if request is not None and not request.content.is_eof():
             request.content.set_exception(BodyEnded(code))
 
-    def idle_s(self, now: float) -> float:
-        """Seconds since the connection last had a request; 0 while one is open. `now`: the loop's clock."""
-        return now - self._next_keepalive_close_time + self._keepalive_timeout if self._is_idle() else 0.0
+    @property
+    def idle(self) -> bool:
+        """Whether every request has its response."""
+        return self._state != REQUEST
+
+    def close_after_response(self) -> None:
+        """Close: at once if idle, else after the response to the current request."""
+        if self.idle:
+            self.close()
+        self._last = True
 
     def leave(self) -> None:
-        """Close for the drain: at once if idle, else after the response, without waiting for a body."""
-        if self._is_idle():
-            self.force_close()
-            return
-        self.close()
+        """Close for the drain, without waiting for a body."""
+        self.close_after_response()
         if self in self._edge.body_watch:
             self.fail_body(ErrorCode.DRAINING)
 
+    def close(self) -> None:
+        """Close once all data is sent. A client that does not read its response delays that only for a limited time."""
+        self._state = CLOSING
+        transport = self.transport
+        if transport is not None and not transport.is_closing():
+            transport.close()
+            self._edge.close_watch.start(self, self._edge.loop.time())
+
     def abort(self) -> None:
         """Close the connection to a client that does not read."""
-        if self._open_transport is not None:
-            self._open_transport.abort()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,  # noqa: ARG002  # the parser's message quotes the client
-    ) -> web.StreamResponse:
-        """Called by aiohttp for parser errors (400), and for exceptions that no handler caught."""
-        request_id = new_request_id()
-        if status == 400:  # There is no request, and so no Accept header.
-            error = RequestError(ErrorCode.INVALID_REQUEST, "The request is not valid HTTP.")
-            if isinstance(exc, RequestError):  # From `_check_message`: it does not quote the client.
-                error = exc
-            response = self._edge.error_responses.answer(error, request_id)
-        else:
-            response = self._edge.internal_error(exc, request_id, problem=wants_problem(request.headers))
-        response.close = True
-        return cast("web.StreamResponse", response)
-
-    def log_exception(self, *args: Any, **kw: Any) -> None:  # noqa: ARG002  # aiohttp's signature
-        """Log the type of the exception only: aiohttp would log all of it, which may quote the client."""
-        log.warning("connection closed after a fault", error=type(kw.get("exc_info")).__name__)
+        if self.transport is not None:
+            self.transport.abort()

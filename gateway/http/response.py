@@ -1,16 +1,18 @@
 """An HTTP response as bytes: status, headers and body, written to the connection in one piece.
 
-It replaces aiohttp's response on every route, because building the headers from known strings costs a fraction of a
-general header map. `headers` must not contain data from a client.
+Building the headers from known strings costs a fraction of a general header map. `headers` must not contain data from a
+client.
 """
 
 import time
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import cast
+from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import web
+
+if TYPE_CHECKING:
+    from gateway.http.parsed_request import ParsedRequest
 
 Headers = list[tuple[str, str]]
 
@@ -21,28 +23,28 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class _Date:
-    """The Date header's value, formatted once a second."""
+    """The line of the Date header, formatted once a second."""
 
     second = 0
-    text = ""
+    line = ""
 
     def now(self) -> str:
         second = int(time.time())
         if second != self.second:
-            self.second, self.text = second, formatdate(second, usegmt=True)
-        return self.text
+            self.second, self.line = second, f"Date: {formatdate(second, usegmt=True)}\r\n"
+        return self.line
 
 
-_date = _Date()
+_date_line = _Date().now
 
 
 class HttpResponse:
     """One response. `close` closes the connection after it; `abort` does so without reading the rest of the request.
 
-    aiohttp's connection handler uses `prepare`, `write_eof` and `keep_alive`.
+    `keep_alive`: whether the connection stays open, once the response is written.
     """
 
-    __slots__ = ("_request", "abort", "body", "close", "content_type", "headers", "keep_alive", "lines", "status")
+    __slots__ = ("abort", "body", "close", "content_type", "headers", "keep_alive", "lines", "status")
 
     def __init__(self, status: int, body: bytes, headers: Headers | None = None, content_type: str = JSON) -> None:
         self.status = status
@@ -53,7 +55,6 @@ class HttpResponse:
         self.close = False
         self.abort = False
         self.keep_alive = True
-        self._request: web.BaseRequest | None = None
 
     @classmethod
     def of(
@@ -64,39 +65,34 @@ class HttpResponse:
 
     def head(self, connection: str = "") -> bytes:
         """The status line and all headers, including the empty line. `connection`: that header's value, or ""."""
-        text = (
-            f"{_LINES[self.status]}Content-Type: {self.content_type}\r\n{self.length()}"
-            f"Date: {_date.now()}\r\n{self.lines}"
-        )
-        for name, value in self.headers:
-            text += f"{name}: {value}\r\n"
-        text += f"Connection: {connection}\r\n\r\n" if connection else "\r\n"
-        return text.encode("latin-1")
+        fields = "".join([f"{name}: {value}\r\n" for name, value in self.headers])
+        end = f"Connection: {connection}\r\n\r\n" if connection else "\r\n"
+        return (
+            f"{_LINES[self.status]}Content-Type: {self.content_type}\r\n{self.length()}{_date_line()}"
+            f"{self.lines}{fields}{end}"
+        ).encode("latin-1")
 
     def length(self) -> str:
         """The header line for the end of the body."""
         return f"Content-Length: {len(self.body)}\r\n"
 
-    async def prepare(self, request: web.BaseRequest) -> None:
-        """Called by aiohttp before `write_eof`: decide whether the connection stays open."""
-        self._request = request
+    async def write_to(self, request: "ParsedRequest") -> None:
+        """Write the response to this request. Raises ConnectionResetError if the client left."""
         self.keep_alive = request.keep_alive and not self.close and not self.abort
-
-    async def write_eof(self) -> None:
-        """Write the response. Raises ConnectionResetError if the client left."""
-        request = cast("web.BaseRequest", self._request)
-        transport = request.transport
+        connection = request.protocol
+        transport = connection.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("The client left.")
-        head = self.head(self._connection(request))
+        head = self.head(self.connection_option(request))
         # Both have the length of a body that they do not contain.
         transport.write(head if request.method == "HEAD" or self.status == 304 else head + self.body)
         if self.abort:
-            request.protocol.force_close()
-        elif request.protocol.writing_paused:
-            await request.writer.drain()
+            connection.close()
+        elif connection.writing_paused:
+            await connection.drain()
 
-    def _connection(self, request: web.BaseRequest) -> str:
+    def connection_option(self, request: "ParsedRequest") -> str:
+        """The value of the header Connection; "" for none."""
         if not self.keep_alive:
             return "close"
         return "" if request.version >= (1, 1) else "keep-alive"

@@ -4,13 +4,13 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple
 
-from aiohttp import web
 from multidict import CIMultiDictProxy
 
 from gateway.http.cors import serves_customers
 from gateway.http.error_responses import ResponseForm
+from gateway.http.parsed_request import ParsedRequest
 from gateway.http.response import HttpResponse
 from scheduler.errors import ErrorCode, RequestError
 
@@ -20,12 +20,6 @@ TWO_VERSIONS = "The path has two versions, such as /v1/v1: remove /v1 from the e
 NO_VERSION = "The path lacks /v1: add it to the end of the client's base URL."
 
 
-class CountedConnection(Protocol):
-    """A connection that is counted to the customer of its last request."""
-
-    def occupy(self, customer_id: str) -> None: ...
-
-
 @dataclass(slots=True)
 class RoutedRequest:
     """One HTTP request. `tail`: the path behind the prefix of its route. `arrived`: when its headers were read (monotonic s).
@@ -33,7 +27,7 @@ class RoutedRequest:
     `auxiliary`: as in HttpRequest.
     """
 
-    request: web.BaseRequest
+    request: ParsedRequest
     request_id: str
     tail: str = ""
     auxiliary: bool = False
@@ -50,7 +44,7 @@ class RoutedRequest:
 
     def occupy(self, customer_id: str) -> None:
         """Count the connection to this customer. Raises RequestError if it has too many."""
-        cast("CountedConnection", self.request.protocol).occupy(customer_id)
+        self.request.protocol.occupy(customer_id)
 
 
 Handler = Callable[[RoutedRequest], Awaitable[HttpResponse]]

@@ -8,11 +8,12 @@ import asyncio
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Generic, Protocol, TypeVar, cast
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from gateway.http.response import HttpResponse
+
+if TYPE_CHECKING:
+    from gateway.http.parsed_request import ParsedRequest
 
 EVENTS = "text/event-stream"
 PING = b": ping\n\n"
@@ -65,13 +66,6 @@ class ProgressTimers(Generic[T]):
         return due
 
 
-class EventStreamConnection(Protocol):
-    """The connection of a stream."""
-
-    @property
-    def pings(self) -> "ProgressTimers[EventStream]": ...
-
-
 class EventStream(HttpResponse):
     """One stream. `play` writes it, starting with `start`, and is awaited exactly once.
 
@@ -79,25 +73,26 @@ class EventStream(HttpResponse):
     still become an error with its own status. With `abort` the body ends incomplete, so that no client takes it for whole.
     """
 
-    __slots__ = ("_chunked", "_play", "_quiet", "begun")
+    __slots__ = ("_chunked", "_play", "_quiet", "_request", "begun")
 
     def __init__(self, play: Callable[["EventStream"], Awaitable[None]]) -> None:
         super().__init__(200, b"", content_type=EVENTS)
         self._play = play
+        self._request: ParsedRequest | None = None
         self._chunked = True
         self._quiet = True
         self.begun = False
         """Whether the headers were written."""
 
-    async def prepare(self, request: web.BaseRequest) -> None:
-        """As HttpResponse; streams to HTTP/1.0 have no chunks and end with the connection."""
-        await super().prepare(request)
-        self._chunked = request.version >= (1, 1)
-        self.keep_alive = self.keep_alive and self._chunked
+    async def write_to(self, request: "ParsedRequest") -> None:
+        """Run `play`. Streams to HTTP/1.0 have no chunks and end with the connection.
 
-    async def write_eof(self) -> None:
-        """Run `play`. Raises ConnectionResetError if the client left."""
-        request, pings = self._of_request(), self._pings()
+        Raises ConnectionResetError if the client left.
+        """
+        self._request = request
+        self._chunked = request.version >= (1, 1)
+        self.keep_alive = request.keep_alive and not self.close and not self.abort and self._chunked
+        pings = request.protocol.pings
         try:
             await self._play(self)
         finally:
@@ -106,15 +101,16 @@ class EventStream(HttpResponse):
             await asyncio.sleep(BREAK_OFF_S)
             if not self._chunked and request.transport is not None:
                 request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            request.protocol.force_close()
+            self.keep_alive = False
+            request.protocol.close()
         else:
             await self.drain()
 
     async def drain(self) -> None:
         """Wait while the client reads slower than events are written. Raises ConnectionResetError if it left."""
-        request = self._of_request()
-        if request.protocol.writing_paused:
-            await request.writer.drain()
+        connection = self._of_request().protocol
+        if connection.writing_paused:
+            await connection.drain()
 
     async def outcome(self, future: "asyncio.Future[Result]") -> Result:
         """Wait for the result of the request, while events are sent."""
@@ -123,7 +119,7 @@ class EventStream(HttpResponse):
     @property
     def full(self) -> bool:
         """Whether the client reads slower than events are written."""
-        return bool(self._of_request().protocol.writing_paused)
+        return self._of_request().protocol.writing_paused
 
     def start(self) -> None:
         """Start the stream. Raises ConnectionResetError if the client left."""
@@ -136,7 +132,7 @@ class EventStream(HttpResponse):
         """Write this response instead of the stream, which has not begun."""
         response.keep_alive = self.keep_alive
         self.begun = True
-        self._write(response.head(self._connection(self._of_request())) + response.body)
+        self._write(response.head(self.connection_option(self._of_request())) + response.body)
 
     def send(self, events: bytes) -> None:
         """Write complete events, possibly none. Does nothing if the client left."""
@@ -164,12 +160,12 @@ class EventStream(HttpResponse):
     def _write(self, data: bytes) -> None:
         request = self._of_request()
         if not self.begun:
-            self.begun, data = True, self.head(self._connection(request)) + data
+            self.begun, data = True, self.head(self.connection_option(request)) + data
         if request.transport is not None and not request.transport.is_closing():
             request.transport.write(data)
 
-    def _of_request(self) -> web.BaseRequest:
-        return cast("web.BaseRequest", self._request)
+    def _of_request(self) -> "ParsedRequest":
+        return cast("ParsedRequest", self._request)
 
     def _pings(self) -> "ProgressTimers[EventStream]":
-        return cast("EventStreamConnection", self._of_request().protocol).pings
+        return self._of_request().protocol.pings

@@ -79,9 +79,15 @@ class AdmissionBatcher:
         self._hold = hold
         self._took = took  # Called with the duration in seconds of each call that Redis answered.
         self._wake = asyncio.Event()
+        self._before_call: list[Callable[[], None]] = []
+        self.in_call = False  # Redis has not answered the last call yet.
         self.rejections = RejectionCache()
         self._doubted = False  # The estimate of Redis TIME was wrong: the next call is sent without it.
         self.calls = 0
+
+    def before_each_call(self, submit: Callable[[], None]) -> None:
+        """Call `submit` before each call of Redis, so that what it submits is part of that. Must not raise."""
+        self._before_call.append(submit)
 
     @property
     def pending(self) -> int:
@@ -105,7 +111,13 @@ class AdmissionBatcher:
             await self._wake.wait()
             self._wake.clear()
             while self._pending:
-                await self._call(self._take())
+                self.in_call = True
+                try:
+                    await self._call(self._take())
+                finally:
+                    self.in_call = False
+                for submit in self._before_call:
+                    submit()
 
     def _take(self) -> list[PendingRequest]:
         """The oldest requests that fit into one call, without those that are done or known to be over a limit.

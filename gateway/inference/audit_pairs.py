@@ -9,7 +9,7 @@ from gateway.inference.pending import Outcome, PendingRequest
 from scheduler.errors import ErrorCode
 from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord
 from scheduler.protocol.replies import Reply, StoredReply
-from scheduler.request_id import created_ms
+from scheduler.request_id import created_ms, own_created_ms
 from scheduler.states import State
 
 Pair = tuple[AcceptedRecord, EndedRecord]
@@ -24,7 +24,7 @@ def audit_pair(gateway_id: str, pending: PendingRequest, outcome: Outcome | None
     """
     latency_ms = (now - pending.started) * 1000
     # The time in the id plus the time elapsed on this host since then: Redis TIME may not be available.
-    ended_at_ms = created_ms(pending.id) + int((now - pending.created) * 1000)
+    ended_at_ms = own_created_ms(pending.submission.id) + int((now - pending.created) * 1000)
     if isinstance(outcome, Reply):
         return accepted_record(gateway_id, pending), _ended_record(outcome, ended_at_ms, latency_ms, mode)
     delivered = isinstance(outcome, ErrorCode)
@@ -37,9 +37,9 @@ def audit_pair(gateway_id: str, pending: PendingRequest, outcome: Outcome | None
 
 def accepted_record(gateway_id: str, pending: PendingRequest) -> AcceptedRecord:
     """The record of the acceptance of a request."""
-    s = pending.submission
+    s, g = pending.submission, pending.submission.group
     return AcceptedRecord(
-        s.id, s.customer_id, s.api_key_id, s.tier, s.model, gateway_id, s.input_bytes, s.trace_id, s.endpoint
+        s.id, g.customer_id, g.api_key_id, g.tier, g.model, gateway_id, s.input_bytes, s.trace_id, g.endpoint
     )
 
 

@@ -1,13 +1,17 @@
 """The data of one call of an inference endpoint: a single request, a list, a stream, a job, or a line of a batch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from multidict import CIMultiDictProxy
 
 from gateway.api.format import InferenceRequest
 from gateway.api.inference import ApiFormat
+from gateway.http.retry_header import is_retry
 from gateway.inference.pending import PendingRequest
+from gateway.inference.traces import trace_id
+from ledger.catalog.api_key import KeyParts
 from ledger.catalog.snapshot import Identity
 from scheduler.request_id import new_request_id
 
@@ -37,6 +41,16 @@ INTERACTIVE = Terms()
 """The terms of calls whose client waits for the response, and sets no deadline."""
 
 
+class KnownHeaders(NamedTuple):
+    """The headers of an authenticated call, and what its stages read from them. `key`: its API key, parsed."""
+
+    headers: CIMultiDictProxy[str]
+    authorization: Sequence[str]
+    key: KeyParts
+    is_retry: bool
+    trace_id: str
+
+
 class InferenceCall:
     """One call. `created`: when its id was created. All times are monotonic seconds.
 
@@ -49,6 +63,7 @@ class InferenceCall:
         "created",
         "headers",
         "identity",
+        "is_retry",
         "key",
         "large",
         "passed_on",
@@ -59,6 +74,7 @@ class InferenceCall:
         "size",
         "started",
         "terms",
+        "trace_id",
     )
 
     identity: Identity  # Set by authentication.
@@ -68,11 +84,23 @@ class InferenceCall:
     large: list[bytes | memoryview] | None  # Set when it is built: the chat, if it becomes a file beside Redis,
     passed_on: bool  # and whether the output will be lines of a model's server.
 
-    def __init__(self, api_format: ApiFormat, request_id: str, headers: CIMultiDictProxy[str], created: float) -> None:
+    def __init__(
+        self,
+        api_format: ApiFormat,
+        request_id: str,
+        headers: CIMultiDictProxy[str],
+        created: float,
+        known: KnownHeaders | None = None,
+    ) -> None:
+        """`known`: what is known of the headers, if they were read before."""
         self.api_format = api_format
         self.request_id = request_id
         self.headers = headers
         self.created = created
+        if known is None:
+            self.is_retry, self.trace_id = is_retry(headers), trace_id(headers)
+        else:
+            self.is_retry, self.trace_id = known.is_retry, known.trace_id
         self.terms = INTERACTIVE
         self.key: str | None = None  # The Idempotency-Key.
         self.pipeline: InferencePipeline | None = None

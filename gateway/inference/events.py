@@ -132,14 +132,15 @@ class RequestEvents:
         seconds: float,
     ) -> None:
         """The response contained the model's output."""
-        tier, model = identity.tier, pending_requests[0].submission.model
-        self._demand_meter.outcomes.completed(tier)
-        self._demand_meter.refusals.served(identity.customer_id)
+        tier, meter = identity.tier, self._demand_meter
+        meter.outcomes.completed(tier)
+        meter.refusals.served(identity.customer_id)
         self._counters.completed(tier, endpoint, seconds)
         for pending, reply in zip(pending_requests, replies, strict=True):
-            if reply.id == pending.id:  # Else the stored reply of an Idempotency-Key.
-                self._counters.ran(tier, endpoint, self._pool, model, reply)
-                self._demand_meter.gpu_time.ran(identity, reply)
+            submission = pending.submission
+            if reply.id == submission.id:  # Else the stored reply of an Idempotency-Key.
+                self._counters.ran(tier, endpoint, self._pool, submission.model, reply)
+                meter.gpu_time.ran(identity, reply)
         if self._log is not None:
             self._log.completed(endpoint, identity, pending_requests[0], replies, seconds)
 

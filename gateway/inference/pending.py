@@ -193,7 +193,8 @@ class PendingRequests:
         if pending is None:
             self.unknown_replies += 1
             return False
-        if reply.customer_id != pending.submission.customer_id or reply.nonce != pending.submission.nonce:
+        submission = pending.submission
+        if reply.customer_id != submission.group.customer_id or reply.nonce != submission.nonce:
             self.refused_replies += 1
             return False
         if pending.settled:

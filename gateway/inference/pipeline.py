@@ -16,7 +16,6 @@ from gateway.direct.mode import Direct
 from gateway.http.error_responses import ErrorResponses
 from gateway.http.problem_details import wants_problem
 from gateway.http.response import HttpResponse
-from gateway.http.retry_header import is_retry
 from gateway.http.validation import invalid
 from gateway.inference.admission import ENTERED, NOT_REJECTED, AdmissionBatcher
 from gateway.inference.audit_pairs import Pair, replayed_pair
@@ -27,8 +26,8 @@ from gateway.inference.deadlines import Cancellations
 from gateway.inference.events import RequestEvents, RequestLog, combined_listener
 from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, stored_reply
 from gateway.inference.pending import CustomerMoved, Outcome, PendingRequest, PendingRequests, ResponseSink
-from gateway.inference.submission import build_submission
-from gateway.inference.traces import RequestTraces, trace_id
+from gateway.inference.submission import SubmissionGroups, build_submission
+from gateway.inference.traces import RequestTraces
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.demand import DemandMeter
@@ -101,7 +100,7 @@ class InferencePipeline:
 
     def __init__(self, parts: InferenceParts) -> None:
         self._parts = parts
-        self.place = parts.config.place
+        self.place, self.admission = parts.config.place, parts.admission
         self.customer_limits = CustomerLimits(parts.limits, parts.demand_meter, parts.clock)
         self.pending_requests, self.rejections = parts.pending_requests, parts.admission.rejections
         self.clock, self.error_responses = parts.clock, parts.error_responses
@@ -109,6 +108,7 @@ class InferencePipeline:
             parts.counters, combined_listener(parts.request_log, parts.traces), self.place, parts.demand_meter
         )
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
+        self._groups = SubmissionGroups(self.customer_limits.limits, parts.limits.meter, parts.residence)
 
     @property
     def direct_active(self) -> bool:
@@ -141,7 +141,7 @@ class InferencePipeline:
         Raises RequestError: `model_not_found`; a missing capability; more inputs than can ever be admitted together.
         """
         payload = self.payload(call.body, call.api_format)
-        call.passed_on = payload.task in DOCUMENTS
+        call.passed_on = call.body.document is not None and payload.task in DOCUMENTS
         if not call.body.more:
             first = call.pending = self.build_pending(
                 call, payload, new_sink(), request_id=call.request_id, key=call.key
@@ -182,9 +182,11 @@ class InferencePipeline:
         `key`: its Idempotency-Key. Of a list: `before`, the members before it, and `in_list`, their number in all.
         """
         parts, identity, stream = self._parts, call.identity, call.body.stream
-        payload, call.large = with_document(
-            payload, call.body, request_id, parts.body_store if call.terms.beside_redis else None
-        )
+        call.large = None
+        if call.body.document is not None:
+            payload, call.large = with_document(
+                payload, call.body, request_id, parts.body_store if call.terms.beside_redis else None
+            )
         sharing = self.models.sharing.get(payload.model)
         shared = NOT_SHARED
         if sharing is not None and not stream and not call.large:  # No other may depend on its file.
@@ -195,22 +197,19 @@ class InferencePipeline:
             request_id,
             identity,
             payload,
-            self.customer_limits.limits(identity),
-            within=parts.limits.request,
-            meter=parts.limits.meter,
-            endpoint=call.api_format.endpoint,
+            self._groups.of(identity, payload.model, call.api_format.endpoint, background=call.terms.background),
+            parts.limits.request,
+            trace=call.trace_id if trace is None else trace.context,
+            terms=call.terms,
             key=key,
-            trace=trace_id(call.headers) if trace is None else trace.context,
             stream_to=parts.config.gateway_id if stream else "",
             body=call.body,
-            terms=call.terms,
             in_list=in_list,
             together=0 if before else in_list,
-            home=parts.residence(identity),
             shared=shared,
         )
         parts.demand_meter.arrived(identity.tier, identity.customer_name)
-        if is_retry(call.headers):
+        if call.is_retry:
             parts.demand_meter.retried(identity.tier)
             parts.counters.retried(identity.tier)
         created = call.created if request_id == call.request_id else parts.clock()
@@ -353,14 +352,24 @@ class InferencePipeline:
     def respond(
         self, call: InferenceCall, pending_requests: Sequence[PendingRequest], replies: Sequence[Reply]
     ) -> HttpResponse:
-        """Build the 200 response and record it. The limit headers of a list are those of its last member's verdict."""
-        identity, api_format = call.identity, call.api_format
-        lines = self.customer_limits.lines(identity, pending_requests[-1].verdict)
-        model = pending_requests[0].submission.model
-        seconds = self.clock() - call.started
-        response = api_format.write(InferenceResult(replies, call.body, model, identity.tier, seconds * 1000, lines))
-        self.events.completed(api_format.endpoint, identity, pending_requests, replies, seconds)
+        """Build the 200 response and record it."""
+        response = self.write(call, pending_requests, replies)
+        self.record(call, pending_requests, replies)
         return response
+
+    def write(
+        self, call: InferenceCall, pending_requests: Sequence[PendingRequest], replies: Sequence[Reply]
+    ) -> HttpResponse:
+        """Build the 200 response. The limit headers of a list are those of its last member's verdict."""
+        identity, model = call.identity, pending_requests[0].submission.group.model
+        lines = self.customer_limits.lines(identity, pending_requests[-1].verdict)
+        latency_ms = (self.clock() - call.started) * 1000
+        return call.api_format.write(InferenceResult(replies, call.body, model, identity.tier, latency_ms, lines))
+
+    def record(self, call: InferenceCall, pending_requests: Sequence[PendingRequest], replies: Sequence[Reply]) -> None:
+        """Record a call that gets a 200 response."""
+        seconds = self.clock() - call.started
+        self.events.completed(call.api_format.endpoint, call.identity, pending_requests, replies, seconds)
 
     def reject(self, call: InferenceCall, error: Exception) -> HttpResponse:
         """Record the error and build its response, with the limit headers. Unexpected errors are logged and get 500."""

@@ -1,6 +1,8 @@
 """The tokens that a request is charged until its usage is known."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from gateway.api.format import DocumentForm
 from scheduler.payload import DOCUMENTS, Payload
@@ -13,8 +15,11 @@ _OUTPUT_FIELDS = ("max_tokens", "max_new_tokens")
 
 def token_estimate(payload: Payload, input_bytes: int, document: DocumentForm | None = None) -> int:
     """Tokens charged until the usage is known: a quarter of the input's bytes, plus the maximum output of each choice."""
-    choices = 1 if document is None or payload.task not in DOCUMENTS else document.choices
-    return input_tokens(payload, input_bytes, document) + _output_tokens(payload) * choices
+    if document is None or payload.task not in DOCUMENTS:
+        return estimate(input_bytes) + (
+            _output_tokens(payload.parameters) if payload.parameters else DEFAULT_OUTPUT_TOKENS
+        )
+    return input_tokens(payload, input_bytes, document) + _output_tokens(payload.parameters) * document.choices
 
 
 def input_tokens(payload: Payload, input_bytes: int, document: DocumentForm | None = None) -> int:
@@ -23,9 +28,9 @@ def input_tokens(payload: Payload, input_bytes: int, document: DocumentForm | No
     return read if document is None or payload.task not in DOCUMENTS else max(1, read + document.tokens)
 
 
-def _output_tokens(payload: Payload) -> int:
+def _output_tokens(parameters: Mapping[str, Any]) -> int:
     for name in _OUTPUT_FIELDS:
-        wanted = payload.parameters.get(name)
+        wanted = parameters.get(name)
         # 500.0 is an integer in JSON, and servers accept "500"; `type` excludes True, which is an int in Python.
         if type(wanted) is str and wanted.isascii() and wanted.isdigit():
             wanted = float(wanted)

@@ -30,7 +30,7 @@ from ratelimit.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_wo
 from scheduler.body_store import is_reference
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.payload import Task, decode_payload
-from scheduler.protocol.admission import Admissions, Submission, TierLimit, calls_of
+from scheduler.protocol.admission import Admissions, Submission, SubmissionGroup, TierLimit, calls_of
 from scheduler.protocol.cancellation import DeadLetterList
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Reply, Results
@@ -105,16 +105,13 @@ def submission_for(
         raise NotRerun("Its input was a file, which was removed with the request.")
     return Submission(
         id=new_request_id(),
-        tier=terms.tier,
-        customer_id=letter.customer_id or "",
-        api_key_id="",
+        group=SubmissionGroup(
+            terms.tier, letter.customer_id or "", "", payload.model, NO_LIMITS, endpoint=RERUN_ENDPOINT
+        ),
         nonce=secrets.token_hex(8),
-        model=payload.model,
         input_bytes=len(payload.input.encode()),
         total_ms=within.total_ms,
         queue_ms=min(terms.queue_ms or within.queue_ms, within.total_ms),
-        limits=NO_LIMITS,
-        endpoint=RERUN_ENDPOINT,
         again=True,  # Its first request was accepted and charged.
         body=body,
     )

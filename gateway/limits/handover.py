@@ -204,7 +204,8 @@ class Handover:
                 continue
             for member in _members(each.pending):
                 asked = keys and states is not None and home is Residence.HERE
-                member.submission = replace(member.submission, home=Residence.ASKED if asked else home)
+                group = replace(member.submission.group, home=Residence.ASKED if asked else home)
+                member.submission = replace(member.submission, group=group)
             if not each.submit(each.pending):
                 _finish(each.pending, ErrorCode.QUEUE_FULL)
 

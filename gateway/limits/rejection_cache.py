@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ledger.catalog.snapshot import Identity
 from ratelimit.limits import EffectiveLimits, Level, RemainingLimits
 from scheduler.bounded_dict import BoundedDict
-from scheduler.protocol.admission import Submission, Verdict
+from scheduler.protocol.admission import Submission, SubmissionGroup, Verdict
 from scheduler.states import Admission
 
 MAX_KEPT_S = 0.5
@@ -77,20 +77,8 @@ class RejectionCache:
         """The rejection that any request of an identity gets now, as far as is known, before its submission is built."""
         if identity.customer_id not in self.held:
             return None
-        any_request = Submission(
-            id="",
-            tier=identity.tier,
-            customer_id=identity.customer_id,
-            api_key_id=identity.key_id,
-            nonce="",
-            model="",
-            input_bytes=0,
-            total_ms=0,
-            queue_ms=0,
-            limits=limits,
-            body=b"",
-        )
-        return self.verdict(any_request, now)
+        group = SubmissionGroup(identity.tier, identity.customer_id, identity.key_id, "", limits)
+        return self.verdict(Submission("", group, "", 0, 0, 0, b""), now)
 
     def forget(self, customer_id: str) -> None:
         """Drop what is kept of a customer: one of its requests has ended."""

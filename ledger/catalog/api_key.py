@@ -79,13 +79,13 @@ def parse(presented: str) -> KeyParts | None:
     return parts
 
 
-def verify(presented: str, snapshot: Snapshot, now: float, *, fresh: bool = True) -> Identity:
-    """The identity that belongs to a key. `now` is seconds since the epoch.
+def verify(presented: str | KeyParts, snapshot: Snapshot, now: float, *, fresh: bool = True) -> Identity:
+    """The identity that belongs to a key, which may be parsed already. `now` is seconds since the epoch.
 
     Raises RequestError: INVALID_API_KEY for a key that is malformed, unknown, wrong, revoked or expired; ACCOUNT_SUSPENDED;
     and, unless `fresh`, CATALOG_UNAVAILABLE for an unknown key, which may be newer than the snapshot.
     """
-    parts = parse(presented)
+    parts = parse(presented) if isinstance(presented, str) else presented
     if parts is None:
         raise RequestError(ErrorCode.INVALID_API_KEY)
     key = snapshot.keys.get(parts.id)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from ledger.catalog.api_key import parse, verify
+from ledger.catalog.api_key import KeyParts, parse, verify
 from ledger.catalog.changes import load_changes
 from ledger.catalog.loader import CHANNEL, PIECE, CatalogState, LoadedCatalog, load_whole, read_state
 from ledger.catalog.quotas import BadCatalogRow
@@ -51,6 +51,8 @@ class Catalog:
         self._timeout_s = timeout_s
         self._clock = clock
         self._loaded: LoadedCatalog | None = None
+        self.snapshot: Snapshot | None = None
+        """The last valid snapshot; None until PostgreSQL was reached once."""
         self._same_connection = False  # Whether the catalog was read over the present connection.
         self._whole_from = -inf  # When everything may be read again.
         self._garbage: list[object] = []
@@ -62,11 +64,6 @@ class Catalog:
         self._attempted = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """The last valid snapshot; None until PostgreSQL was reached once."""
-        return None if self._loaded is None else self._loaded.snapshot
 
     @property
     def problem(self) -> str | None:
@@ -104,16 +101,18 @@ class Catalog:
         """Whether known keys and customers are served."""
         return self.snapshot is not None and self.left_s >= 0
 
-    def identify(self, presented: str, wall_now: float) -> Identity:
-        """The identity that belongs to a key. `wall_now` is seconds since the epoch.
+    def identify(self, presented: str | KeyParts, wall_now: float) -> Identity:
+        """The identity that belongs to a key, which may be parsed already. `wall_now` is seconds since the epoch.
 
         Raises RequestError as ledger.catalog.api_key.verify, and CATALOG_UNAVAILABLE while no key can be checked.
         """
-        now = self._clock()
-        if self._loaded is None or now - self._responded_at > self._known_for_s:
-            malformed = parse(presented) is None
-            raise RequestError(ErrorCode.INVALID_API_KEY if malformed else ErrorCode.CATALOG_UNAVAILABLE)
-        return verify(presented, self._loaded.snapshot, wall_now, fresh=self.knows_all(now))
+        now, snapshot = self._clock(), self.snapshot
+        parts = parse(presented) if isinstance(presented, str) else presented
+        if parts is None:
+            raise RequestError(ErrorCode.INVALID_API_KEY)
+        if snapshot is None or now - self._responded_at > self._known_for_s:
+            raise RequestError(ErrorCode.CATALOG_UNAVAILABLE)
+        return verify(parts, snapshot, wall_now, fresh=parts.id in snapshot.keys or self.knows_all(now))
 
     async def start(self) -> None:
         """Start the task. Returns after the first attempt to read the catalog; see `problem`."""
@@ -205,7 +204,7 @@ class Catalog:
         if before is not None and self._same_connection:
             changed = await load_changes(connection, before)
             if changed is not None:
-                self._loaded = changed
+                self._keep(changed)
                 return True
         if (began := self._clock()) < self._whole_from:
             self._wake.set()
@@ -213,7 +212,7 @@ class Catalog:
         while self._garbage:
             await self._free_some()
         try:
-            self._loaded = await load_whole(connection, None if before is None else before.snapshot)
+            self._keep(await load_whole(connection, None if before is None else before.snapshot))
         finally:
             now = self._clock()
             self._whole_from = now + self._gap_s(now - began)
@@ -221,6 +220,9 @@ class Catalog:
         if before is not None:
             self._garbage = [*before.snapshot.keys.values(), *before.snapshot.customers.values()]
         return True
+
+    def _keep(self, loaded: LoadedCatalog) -> None:
+        self._loaded, self.snapshot = loaded, loaded.snapshot
 
     async def _free_some(self) -> None:
         """Free a part of the old snapshot: freeing all of it at once would block requests."""

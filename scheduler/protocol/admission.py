@@ -51,36 +51,77 @@ class Residence(IntEnum):
     SPREAD = 3  # It has several cells: nothing is checked.
 
 
-class Submission(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """One request for admission, with the current limits of its customer. Times are ms left.
+class SubmissionGroup(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """What the submissions of one key for one model have in common, with the current limits of the customer.
+
+    One object serves many submissions; two objects with equal fields are one group of a call.
+    """
+
+    tier: str
+    customer_id: str
+    api_key_id: str
+    model: str
+    limits: EffectiveLimits
+    endpoint: str = ""  # For the audit.
+    meter: Meter | None = None  # If a quota of its customer counts GPU time, tokens or money.
+    background: bool = False  # They wait in the background queue of the tier.
+    home: Residence = Residence.ONLY
+
+
+class Submission(msgspec.Struct, frozen=True, gc=False):
+    """One request for admission. Times are ms left.
 
     `tokens`: the charge until the used tokens are known. `body` is sent separately, because Lua's msgpack has no bin type.
     """
 
     id: str
-    tier: str
-    customer_id: str
-    api_key_id: str
+    group: SubmissionGroup
     nonce: str
-    model: str
     input_bytes: int
     total_ms: int
     queue_ms: int
-    limits: EffectiveLimits
+    body: bytes
+    tokens: int = 0
     trace_id: str = ""
-    endpoint: str = ""  # For the audit.
     idempotency: str = ""  # The client's Idempotency-Key, unique over all customers; "": none was sent.
     fingerprint: str = ""  # Of the body, to detect a key that is used for another body.
-    tokens: int = 0
-    meter: Meter | None = None  # If a quota of its customer counts GPU time, tokens or money.
-    background: bool = False  # It waits in the background queue of its tier.
     together: int = 0  # This many, from this one on, are admitted together or not at all; 0 and 1: only this one.
     again: bool = False  # It was accepted before, and Redis may have lost it: no limit is checked or charged again.
-    home: Residence = Residence.ONLY
     same: str = ""  # The coalescing key: requests with the same one get the same result; "": none.
     keep_answer_ms: int = 0  # How long its result may be cached for later equal requests,
     model_version: str = ""  # if it is of this version.
-    body: bytes
+
+    @property
+    def tier(self) -> str:
+        return self.group.tier
+
+    @property
+    def customer_id(self) -> str:
+        return self.group.customer_id
+
+    @property
+    def api_key_id(self) -> str:
+        return self.group.api_key_id
+
+    @property
+    def model(self) -> str:
+        return self.group.model
+
+    @property
+    def limits(self) -> EffectiveLimits:
+        return self.group.limits
+
+    @property
+    def endpoint(self) -> str:
+        return self.group.endpoint
+
+    @property
+    def meter(self) -> Meter | None:
+        return self.group.meter
+
+    @property
+    def background(self) -> bool:
+        return self.group.background
 
 
 class TierLimit(msgspec.Struct, array_like=True, frozen=True):
@@ -198,7 +239,7 @@ class Admissions:
         """
         if len(submissions) > MAX_SUBMISSIONS:
             raise ValueError(f"{len(submissions)} submissions in one call; at most {MAX_SUBMISSIONS}")
-        if unknown := {s.tier for s in submissions} - {t.name for t in tiers}:
+        if unknown := {group.tier for group in {s.group for s in submissions}} - {t.name for t in tiers}:
             raise ValueError(f"no limits were given for tier {min(unknown)!r}")
         if not submissions:
             return []
@@ -274,29 +315,36 @@ def _verdicts(
     ]
 
 
+def _packed_group(group: SubmissionGroup) -> tuple[Any, ...]:
+    limits = packed_limits(group.limits, group.meter)
+    return group.tier, group.customer_id, group.api_key_id, group.model, *group.limits.key_in_cell, limits
+
+
 def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes, bytes, Sequence[int], bytes, bytes]:
     """Groups, their endpoints, those in the background, their homes, the group of each submission, submissions and bodies as
     admit.lua reads them.
 
     A group has what its submissions have in common.
     """
-    numbers: dict[tuple[str | int, ...], int] = {}
-    groups: list[tuple[Any, ...]] = []
-    endpoints: list[str] = []
-    background: list[bool] = []
-    homes: list[int] = []
+    numbers: dict[SubmissionGroup, int] = {}
+    distinct: dict[tuple[str | int, ...], SubmissionGroup] = {}
     fields: list[Any] = []
     bodies: list[bytes] = []
     for s in submissions:
-        key = (s.tier, s.customer_id, s.api_key_id, s.model, s.endpoint, s.background, s.home)
-        number = numbers.get(key)
+        group = s.group
+        number = numbers.get(group)
         if number is None:
-            limits = packed_limits(s.limits, s.meter)
-            groups.append((s.tier, s.customer_id, s.api_key_id, s.model, *s.limits.key_in_cell, limits))
-            endpoints.append(s.endpoint)
-            background.append(s.background)
-            homes.append(s.home)
-            number = numbers[key] = len(groups)
+            key = (
+                group.tier,
+                group.customer_id,
+                group.api_key_id,
+                group.model,
+                group.endpoint,
+                group.background,
+                group.home,
+            )
+            first = distinct.setdefault(key, group)
+            number = numbers[group] = len(distinct) if first is group else numbers[first]
         rare: Any = False
         if s.idempotency or s.again or s.together > 1 or s.same:
             rare = s.idempotency, s.fingerprint, s.again, 0 if s.again else s.together
@@ -306,9 +354,11 @@ def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes, byt
         bodies.append(body)
         fields += (s.id, number, s.input_bytes, s.total_ms, s.queue_ms, s.tokens, len(body), s.nonce, s.trace_id, rare)
     numbers_of = fields[FLAT.index("group") :: len(FLAT)]
+    groups = distinct.values()
+    background, homes = [g.background for g in groups], [g.home for g in groups]
     return (
-        _encode(groups),
-        _encode(endpoints),
+        _encode([_packed_group(g) for g in groups]),
+        _encode([g.endpoint for g in groups]),
         _encode(background) if any(background) else b"",
         _encode(homes) if any(homes) else b"",
         numbers_of,

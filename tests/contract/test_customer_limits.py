@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 import ratelimit.limits
 from contract.builders import CUSTOMER, KEY, LEASES, admit, everything, fill_buckets, outcomes, shift_bucket, spent
@@ -464,7 +463,7 @@ async def test_a_new_kind_of_bucket_needs_only_its_entry(
     monkeypatch.setitem(ratelimit.limits._NUMBER, BYTES.name, 3)
     await fill_buckets(pool)
     limits = EffectiveLimits((*in_force(tokens_per_minute=1e6).buckets, Bucket(BYTES, 1e-3, 120.0)))
-    requests = [replace(pool.submission(), limits=limits, input_bytes=size) for size in (40, 81, 80)]
+    requests = [pool.submission(limits=limits, input_bytes=size) for size in (40, 81, 80)]
 
     verdicts = await pool.admit(requests)
     assert outcomes(verdicts) == ["accepted", "token_limit", "accepted"]

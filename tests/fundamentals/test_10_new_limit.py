@@ -7,7 +7,6 @@ files that make it permanent: the entry, its outcome, and a migration for its co
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 import ratelimit.limits
 from customer_limits import in_force
@@ -31,7 +30,7 @@ async def test_the_entry_is_all_that_admission_needs(pool: Pool, monkeypatch: py
     monkeypatch.setitem(ratelimit.limits._NUMBER, BYTES.name, len(BUCKETS) + 1)
     limits = EffectiveLimits((*in_force(tokens_per_minute=1e6).buckets, Bucket(BYTES, 400.0, 400.0)))
 
-    verdicts = await pool.admit([replace(pool.submission(input_bytes=size), limits=limits) for size in (60, 40, 9)])
+    verdicts = await pool.admit([pool.submission(input_bytes=size, limits=limits) for size in (60, 40, 9)])
 
     assert [verdict.outcome for verdict in verdicts] == ["accepted", "accepted", "token_limit"]
     assert verdicts[-1].retry_after_ms == pytest.approx(9 / 400 * 60_000, abs=100)

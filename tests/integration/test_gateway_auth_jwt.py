@@ -86,7 +86,8 @@ async def serving(tokens: JwtIdentities) -> AsyncIterator[Callable[[str], Awaita
     routes = Router()
     routes.add("GET", "/identity", handler)
     gateway = gateway_config()
-    runner, port = await serve(EdgeServer(routes, ErrorResponses(lambda: 0.0), DrainState(), gateway), gateway)
+    server = EdgeServer(routes, ErrorResponses(lambda: 0.0), DrainState(), gateway)
+    port = await serve(server, gateway)
     tasks = [asyncio.create_task(loop()) for loop in tokens.loops().values()]
     async with aiohttp.ClientSession() as http:
 
@@ -101,7 +102,7 @@ async def serving(tokens: JwtIdentities) -> AsyncIterator[Callable[[str], Awaita
         finally:
             await end_all(tasks)
             port.abort()
-            await runner.cleanup()
+            await server.shutdown(0.5)
 
 
 async def test_tokens_and_key_rotation(provider: Provider) -> None:

@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp import StreamReader, web
+from aiohttp import StreamReader
 from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.http.connection import EdgeConnection
+from gateway.http.parsed_request import ParsedRequest
+from gateway.http.request_reader import RequestReader
 from integration.gateway_fixtures import Stack, head_of, request_bytes, running_stack
 
 SIZE = 200_000
@@ -75,7 +77,7 @@ def chunked(stack: Stack, size: int, data: bytes) -> bytes:
 
 def live_objects() -> Counter[str]:
     """Count the objects of connections and requests that are not freed, without a garbage collection."""
-    kinds = (StreamReader, web.BaseRequest, EdgeConnection)
+    kinds = (StreamReader, ParsedRequest, RequestReader, EdgeConnection)
     return Counter(type(found).__name__ for found in gc.get_objects() if type(found) in kinds)
 
 

@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from aiohttp import web
 from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.http.body.reading import CONTINUE
-from gateway.http.connection import PROBES_S
+from gateway.http.connection import IDLE, PROBES_S
 from gateway.http.server import EdgeServer
 from integration.gateway_fixtures import Stack, head_of, request_bytes, running_stack
 
@@ -86,10 +85,10 @@ async def test_a_fault_in_the_connections_task_closes_it(
     """An exception in the task of a connection closes the connection and is logged by its type, not its message."""
     message = "Can" + "ary"
 
-    def broken(*_: Any) -> web.BaseRequest:
+    def broken(*_: Any) -> None:
         raise RuntimeError(message)
 
-    monkeypatch.setattr(server, "request_factory", broken)
+    monkeypatch.setattr(server, "handle", broken)
 
     assert await stack.raw(LIVEZ) == b""
     await eventually(lambda: server.open_connections == 0, "no connection is left")
@@ -136,7 +135,7 @@ async def test_half_headers_behind_a_request_have_the_header_deadline(stack: Sta
 
 
 async def test_an_idle_connection_has_no_header_deadline(stack: Stack, server: EdgeServer) -> None:
-    """After complete requests, in any pieces, no header deadline runs on the connection."""
+    """After complete requests, in any pieces, no header deadline runs on the connection, and it has no task."""
     whole = chunked(stack)
     for pieces in ([LIVEZ * 100], [whole[:-9], whole[-9:]], [request_bytes(stack) * 3], [LIVEZ + whole]):
         _, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
@@ -144,8 +143,10 @@ async def test_an_idle_connection_has_no_header_deadline(stack: Stack, server: E
             writer.write(piece)
             await writer.drain()
         (connection,) = await eventually(lambda: server.connections, "it is connected")
-        await eventually(lambda each=connection: each._request_count > 0 and each._is_idle(), "it is idle again")
-        assert len(server.headers_watch) == 0, pieces[0][:40]
+        await eventually(
+            lambda each=connection: each._state == IDLE and (each._reader or each._repeated), "it is idle again"
+        )
+        assert (len(server.headers_watch), connection.task) == (0, None), pieces[0][:40]
         writer.close()
         await eventually(lambda: server.open_connections == 0, "it is gone")
 
@@ -213,7 +214,7 @@ async def test_other_protocols_are_rejected(stack: Stack, server: EdgeServer) ->
         for cut in range(len(line) + 2):
             reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
             (connection,) = await eventually(lambda: server.connections, "it is connected")
-            await eventually(connection._is_idle, "it waits for a request")
+            await eventually(lambda each=connection: each.idle, "it waits for a request")
             connection.data_received(raw[:cut] or LIVEZ)
             connection.data_received(raw[cut:])
             async with asyncio.timeout(3.0):
@@ -237,8 +238,8 @@ async def test_pipelined_bodies_are_not_read_ahead(stack: Stack, server: EdgeSer
     writer.write(request_bytes(stack, KEY) + b"".join(large % number for number in range(40)))
     await pending(stack)
     (connection,) = server.connections
-    await eventually(lambda: connection._buffer_paused, "reading is paused")
-    assert sum(body.total_bytes for _, body in connection._messages) < 600_000
+    await eventually(lambda: connection._reader and connection._reader._transport_paused, "reading is paused")
+    assert connection._reader.held_bytes < 600_000
     stack.worker.hold = False
     writer.write(LIVEZ_CLOSE)
     async with asyncio.timeout(20.0):

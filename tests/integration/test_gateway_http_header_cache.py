@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.http.connection import MAX_CACHE_MISSES, EdgeConnection
+from gateway.http.connection import HEAD, IDLE, MAX_CACHE_MISSES, EdgeConnection
 from gateway.inference.fast_path import FastPath
 from integration.gateway_fixtures import Stack, head_of, running_stack
 from integration.test_gateway_inference_fast_path import Client, handled, request
@@ -189,7 +189,7 @@ async def responses(stack: Stack, seed: int, *, cached: bool) -> tuple[list[tupl
         connection._cache_attempts = 0
 
     def idle() -> bool:
-        return transport.closed or connection in edge.body_watch or (connection._is_idle() and not connection._buffered)
+        return transport.closed or connection in edge.body_watch or connection._state in (IDLE, HEAD)
 
     for piece, wait in pieces(rng, list(messages(stack, rng, f"{seed}{cached}"))):
         await eventually(lambda: transport.closed or not transport.paused, "it reads")

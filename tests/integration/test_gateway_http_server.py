@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import uvloop
-from aiohttp import web
 from redis.asyncio import Redis
 
 from configs import gateway_config
@@ -157,7 +156,7 @@ async def test_chunked_bodies(stack: Stack) -> None:
             writer.write(b'5\r\n{"inp\r\nzz\r\n')
         else:
             (connection,) = await eventually(lambda: edge.connections, "it is connected")
-            await eventually(connection._is_idle, "it waits for a request")
+            await eventually(lambda each=connection: each.idle, "it waits for a request")
             for piece in (chunked(stack), b'5\r\n{"inp\r\n', b"zz\r\n"):
                 connection.data_received(piece)
         responses.append(await reader.read())
@@ -284,14 +283,18 @@ async def ok(call: RoutedRequest) -> HttpResponse:
     return HttpResponse(200, b"{}", [("x-request-id", call.request_id)])
 
 
+def new_server() -> EdgeServer:
+    """A server with one route."""
+    routes = Router()
+    routes.add("GET", "/ok", ok)
+    return EdgeServer(routes, ErrorResponses(lambda: 0.0), DrainState(), gateway_config())
+
+
 @pytest.mark.parametrize("turns", range(5))
 async def test_a_request_read_just_before_the_drain_is_answered(turns: int) -> None:
     """The event loop turns a few times between reading a request and running its handler; a drain may begin at any."""
-    routes = Router()
-    routes.add("GET", "/ok", ok)
-    config = gateway_config()
-    server = EdgeServer(routes, ErrorResponses(lambda: 0.0), DrainState(), config)
-    runner, port = await serve(server, config)
+    server = new_server()
+    port = await serve(server, gateway_config())
     reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
     request = b"GET /ok HTTP/1.1\r\nHost: a\r\n\r\n"
     writer.write(request)
@@ -305,7 +308,7 @@ async def test_a_request_read_just_before_the_drain_is_answered(turns: int) -> N
         response = await reader.read()
     writer.close()
     port.abort()
-    await runner.cleanup()
+    await server.shutdown(0.5)
 
     assert response.endswith(b"{}")
 
@@ -315,10 +318,8 @@ def test_many_connections_are_accepted_in_few_turns_of_the_loop() -> None:
     count = 200
 
     async def turns_until_accepted() -> int:
-        server = web.Server(lambda _: web.Response())
-        runner = web.ServerRunner(server)
-        await runner.setup()
-        port = await listen(runner, "127.0.0.1", 0, 1024)
+        server = new_server()
+        port = await listen(server, "127.0.0.1", 0, 1024)
         clients = [socket.create_connection(("127.0.0.1", port.number)) for _ in range(count)]
         turns = 0
         while len(server.connections) < count and turns < 10 * count:
@@ -327,7 +328,7 @@ def test_many_connections_are_accepted_in_few_turns_of_the_loop() -> None:
         for client in clients:
             client.close()
         port.abort()
-        await runner.cleanup()
+        await server.shutdown(0.5)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port.number))
         return turns
@@ -340,19 +341,14 @@ async def test_connections_that_were_not_accepted_are_served() -> None:
     """The kernel completes connections by itself, and would reset them with the port: a load balancer must not repeat the
     requests that it sent on them.
     """
-
-    async def answer(_: web.BaseRequest) -> web.Response:
-        return web.Response(text="served")
-
-    runner = web.ServerRunner(web.Server(answer))
-    await runner.setup()
+    server = new_server()
     listening = socket.create_server(("127.0.0.1", 0))
-    port = ListeningPort([listening])
+    port = ListeningPort(server, [listening])
     clients = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(20)]
     for _, writer in clients:
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        writer.write(b"GET /ok HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
 
-    await port.close(runner)
+    await port.close()
 
     async with asyncio.timeout(5):
         answers = [await reader.read() for reader, _ in clients]
@@ -360,5 +356,5 @@ async def test_connections_that_were_not_accepted_are_served() -> None:
         await asyncio.open_connection("127.0.0.1", port.number)
     for _, writer in clients:
         writer.close()
-    await runner.cleanup()
-    assert [each.endswith(b"served") for each in answers] == [True] * 20
+    await server.shutdown(0.5)
+    assert [each.endswith(b"{}") for each in answers] == [True] * 20

@@ -15,6 +15,7 @@ from eventually import eventually
 from gateway.app import Gateway
 from gateway.inference.call import InferenceCall
 from integration.gateway_fixtures import Stack, head_of, running_stack
+from ratelimit.request_limits import FUNCTION
 
 BODY = b'{"input":"hello"}'
 VARYING = {"date", "x-request-id", "server-timing", "connection", "content-length"}
@@ -64,7 +65,7 @@ def request(stack: Stack, *lines: bytes, body: bytes = BODY, key: bytes | None =
 
 
 def handled(gateway: Gateway) -> int:
-    """The number of requests that were handled by aiohttp's task of their connection."""
+    """The number of requests that were handled in a task."""
     edge = gateway._edge
     assert edge is not None
     return int(edge.requests_count or 0)
@@ -130,6 +131,7 @@ async def test_responses_equal_the_handlers(stack: Stack, lines: tuple[bytes, ..
             [error.get(name) for name in ("code", "type", "param", "message", "status", "output")],
         )
 
+    await eventually(lambda: stack.gateway.limits.request == FUNCTION, "the limits are those of the worker")
     handler = comparable(head_of(await stack.raw(request(stack, b"Connection: close", *lines, **changes))))
     data = request(stack, *lines, **changes)
     for sent in (data, request(stack), data, data):
@@ -137,6 +139,37 @@ async def test_responses_equal_the_handlers(stack: Stack, lines: tuple[bytes, ..
         response = comparable(await client.send(sent))
         client.writer.close()
         assert sent is not data or response == handler
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "in_tasks"),
+    [
+        (b"/v1/chat/completions", b'{"messages":[{"role":"user","content":"a"}]}', 0),
+        (b"/v1/completions", b'{"prompt":"a"}', 0),
+        (b"/v1/completions", b'{"prompt":["a","b"]}', 0),
+        (b"/v1/chat/completions", b'{"messages":[{"role":"user","content":"a"}],"stream":true}', 3),
+        (b"/v1/chat/completions", b'{"messages":[{"role":"user","content":"a"}],"\\u0073tream":true}', 3),
+        (b"/v1/chat/completions", b'{"messages":[]}', 0),
+    ],
+)
+async def test_other_formats(stack: Stack, path: bytes, body: bytes, in_tasks: int) -> None:
+    """Chats and completions take it, also lists; streams do not. Three times, since headers are cached then."""
+    data = request(stack, body=body).replace(b"/v1/inference", path)
+    handler = await stack.raw(data.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    before, answers = handled(stack.gateway), list[bytes]()
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
+        for _ in range(1 if in_tasks else 2):
+            writer.write(data)
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")), None)
+            rest = reader.readexactly(int(length.split()[1])) if length else reader.readuntil(b"0\r\n\r\n")
+            answers.append(head + await rest)
+        writer.close()
+
+    assert handled(stack.gateway) - before == in_tasks
+    assert {answer[:12] for answer in answers} == {handler[:12]}
+    assert {len(answer.split(b"data: ")) for answer in answers} == {len(handler.split(b"data: "))}
 
 
 async def test_a_disconnect_cancels_the_request(stack: Stack) -> None:

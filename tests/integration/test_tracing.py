@@ -15,7 +15,7 @@ from gateway.inference.traces import RequestTraces
 from integration.gateway_fixtures import reverse, running_stack
 from otlp_receiver import Receiver, receiver
 from scheduler.errors import StartError
-from scheduler.payload import Payload, encode_payload
+from scheduler.payload import Payload
 from scheduler.protocol.batches import ClaimedRequest, Outcome
 from scheduler.tracing import Context, Span, SpanRole
 from stack import free_port
@@ -140,7 +140,7 @@ async def test_only_sampled_requests_carry_a_context(client: Redis, redis_url: s
         stack.worker.answerer = record
         await stack.infer()
 
-    plain = encode_payload(Payload("tiny", "hello", {}).with_target("", 0, "customer-free"))
+    plain = Payload("tiny", "hello", {}).encode_for("", 0, "customer-free")
     assert [(body == plain, len(body) - len(plain)) for body in bodies] == [(not added, added)]
 
 

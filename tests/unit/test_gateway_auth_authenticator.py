@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.auth.authenticator import MAX_KEY_BYTES, Authenticator, bearer_token
@@ -14,6 +13,7 @@ from gateway.auth.service_tier import own, served_as
 from gateway.auth.throttle import AuthThrottle
 from gateway.http.error_responses import ErrorResponses
 from gateway.http.errors import RejectionError
+from gateway.http.parsed_request import ParsedRequest
 from gateway.http.router import CustomerConnections, RoutedRequest
 from identities import identity
 from jwt_issuer import NOW, LiteralCustomers, LiteralSource, config, customer, token
@@ -49,7 +49,7 @@ def routed(headers: list[tuple[str, str]]) -> RoutedRequest:
     connection = CustomerConnections(1).share()
     sent = CIMultiDictProxy(CIMultiDict(headers))
     request = SimpleNamespace(headers=sent, remote="192.0.2.1", protocol=connection)
-    return RoutedRequest(cast("web.BaseRequest", request), "req_1", auxiliary=True)
+    return RoutedRequest(cast("ParsedRequest", request), "req_1", auxiliary=True)
 
 
 def jwt_identities(**changes: Any) -> JwtIdentities:

@@ -13,7 +13,7 @@ from gateway.inference.pending import Outcome, PendingRequest
 from gateway.limits.handover import HELD_S, MAX_HELD, Handover
 from ledger.catalog.snapshot import CellRow
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.protocol.admission import Residence, Submission, Verdict
+from scheduler.protocol.admission import Residence, Submission, SubmissionGroup, Verdict
 from scheduler.protocol.handover import MAX_CUSTOMERS, ArrivingLimits, Left, Wanted
 from scheduler.states import Admission
 
@@ -79,18 +79,15 @@ class World:
 
     def hold(self, customer_id: str = "c1", key_rate: float = 0.0, key: str = "", **changes: Any) -> PendingRequest:
         """Keep one request."""
+        limits = in_force(key_rate=key_rate, key_burst=key_rate)
         submission = Submission(
             id=f"req_{len(self.ends)}-{customer_id}",
-            tier="free",
-            customer_id=customer_id,
-            api_key_id="key",
+            group=SubmissionGroup("free", customer_id, "key", "tiny", limits),
             nonce="",
-            model="tiny",
             input_bytes=1,
             total_ms=4000,
             queue_ms=2000,
             idempotency=key,
-            limits=in_force(key_rate=key_rate, key_burst=key_rate),
             body=b"",
         )
         pending = PendingRequest(submission, self.now, lambda outcome: self.ends.update({submission.id: outcome}))
@@ -216,7 +213,7 @@ async def test_a_request_whose_key_another_cell_knows_is_submitted_there(world: 
     await world.handover.turn()
 
     assert known.outcome == Verdict(Admission.ELSEWHERE, stored_id="west")
-    assert (world.submitted, new.submission.home) == ([new.id], Residence.ASKED)
+    assert (world.submitted, new.submission.group.home) == ([new.id], Residence.ASKED)
 
 
 async def test_without_redis_admission_decides(world: World) -> None:
@@ -236,7 +233,7 @@ async def test_a_customer_of_several_cells_does_not_wait(world: World) -> None:
 
     await world.handover.turn()
 
-    assert (pending.submission.home, len(world.submitted), world.own.calls) == (Residence.SPREAD, 1, 0)
+    assert (pending.submission.group.home, len(world.submitted), world.own.calls) == (Residence.SPREAD, 1, 0)
 
 
 async def test_nothing_is_asked_for_requests_that_ended(world: World) -> None:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.http.header_cache import CompleteRequest, HeaderCache, is_complete, split_request
+from gateway.api.inference import INFERENCE
+from gateway.http.header_cache import CompleteRequest, HeaderCache, RepeatedHead, is_complete, split_request
 
 LINE = b"POST /v1/inference HTTP/1.1"
 BODY = b'{"input":"hello"}'
@@ -208,6 +209,30 @@ def test_a_cached_match_equals_the_parsed_request(
     found["Authorization"] = complete.authorization
     assert sorted(found.items()) == sorted(expected.items())
     assert (line(message), body) == (lines_of[complete.template], complete.body)
+
+
+@given(
+    base=st.sampled_from([USUAL, LOWER]),
+    body=st.binary(max_size=40),
+    digits=st.none() | st.sampled_from([b"17", b"017", b"+17", b"17 ", b"", b"1\r\n7", b"0" * 12 + b"17"]),
+    mutations=MUTATIONS | st.just([]),
+)
+@settings(max_examples=1500, deadline=None)
+def test_a_repeated_head_equals_the_split_request(
+    base: tuple[bytes, ...], body: bytes, digits: bytes | None, mutations: Any
+) -> None:
+    """Of any bytes: those match that are one complete request with the same headers, key included, of any length."""
+    first = split_request(request(*base))
+    assert first is not None
+    repeated = RepeatedHead(first, CIMultiDictProxy(CIMultiDict()), INFERENCE)
+    data = request(*base, body=body).replace(b": 17", b": " + (b"%d" % len(body) if digits is None else digits), 1)
+    data = mutated(data, mutations)
+    whole = split_request(data)
+    equal = whole is not None and whole.head[: whole.length_at] == first.head[: first.length_at]
+    equal = equal and whole is not None and whole.head[whole.length_end :] == first.head[first.length_end :]
+
+    assert repeated.body_of(data) == (whole.body if whole is not None and equal else None)
+    assert repeated.authorization == ("Bearer one",)
 
 
 REQUESTS = [

@@ -6,6 +6,7 @@ import pytest
 import structlog
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from customer_limits import group_of
 from direct_parts import submission
 from gateway.http.errors import RejectionError
 from gateway.inference.events import RequestLog
@@ -14,7 +15,6 @@ from gateway.inference.submission import build_submission
 from gateway.inference.traces import RequestTraces, trace_id
 from identities import identity
 from metrics_figures import reply
-from ratelimit.limits import effective
 from ratelimit.request_limits import FUNCTION
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import Payload, context_in, decode_payload, encode_payload
@@ -95,7 +95,7 @@ class Tracing:
         if trace is None:
             return new_request()
         customer, payload = identity(), decode_payload(BODY)
-        made = build_submission("req_1", customer, payload, effective(customer), within=FUNCTION, trace=trace.context)
+        made = build_submission("req_1", customer, payload, group_of(customer), FUNCTION, trace=trace.context)
         return self.traces.pending(made, 100.0, sink=None, created=100.0, trace=trace)
 
 

@@ -9,7 +9,7 @@ from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.model_process.inputs import deadlines, in_time, read_items, run_readable
 from gpu_pool.model_process.listeners import AT_ONCE_S, PIECES_EVERY_S, Listeners
 from gpu_pool.model_process.messages import Piece, Pieces, Run
-from scheduler.payload import Payload, Task, encode_payload
+from scheduler.payload import Payload, Task, decode_payload, encode_payload
 
 BODY = encode_payload(Payload("m", "hello", {}))
 STREAM = encode_payload(Payload("m", "hello", {}, stream="g1 0123456789abcdef"))
@@ -27,7 +27,7 @@ class Listener:
 
 def test_item_has_all_stored_fields() -> None:
     """A body that cannot be decoded is None at its position."""
-    stored = Payload("m", "hello", {"seed": 1}, Task.CHAT).with_target("", 3, "c")
+    stored = decode_payload(Payload("m", "hello", {"seed": 1}, Task.CHAT).encode_for("", 3, "c"))
 
     item, unreadable = read_items(Run(1, 10_000, [encode_payload(stored), b"junk"]), lambda *_: Listener(), 5.0)
 

@@ -21,7 +21,7 @@ from gpu_pool.backends.generation import GenerationParameters
 from gpu_pool.backends.tiny.generate import TinyModel
 from ratelimit.limits import REQUEST_BUCKET, Bucket, EffectiveLimits
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.admission import Admissions, ReplayLimits, Submission, TierLimit
+from scheduler.protocol.admission import Admissions, ReplayLimits, Submission, SubmissionGroup, TierLimit
 from scheduler.protocol.batches import Batches
 from scheduler.protocol.pool_view import GatewayStats
 from scheduler.protocol.presence import Presence
@@ -90,15 +90,11 @@ async def formed(waiting: Sequence[str], size: int, budget: int) -> list[list[st
 def _submission(text: str) -> Submission:
     return Submission(
         id=new_request_id(),
-        tier=TIER,
-        customer_id="customer",
-        api_key_id="key",
+        group=SubmissionGroup(TIER, "customer", "key", "tiny", EffectiveLimits((Bucket(REQUEST_BUCKET, 1e6, 1e6),))),
         nonce="0123456789abcdef",
-        model="tiny",
         input_bytes=len(text),
         total_ms=LONG_MS,
         queue_ms=LONG_MS,
-        limits=EffectiveLimits((Bucket(REQUEST_BUCKET, 1e6, 1e6),)),
         body=encode_payload(Payload("tiny", text, {})),
     )
 

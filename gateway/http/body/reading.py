@@ -2,15 +2,19 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol, cast
+from typing import TYPE_CHECKING
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11
+from aiohttp.web import RequestPayloadError
 from multidict import CIMultiDictProxy
 
 from gateway.http.body.budget import BodyShare
 from gateway.http.body.content_coding import coding_of, decoded
 from gateway.http.response import JSON
 from scheduler.errors import ErrorCode, RequestError
+
+if TYPE_CHECKING:
+    from gateway.http.parsed_request import ParsedRequest
 
 JSON_TYPES = (JSON, "")  # Sent by most clients, and by those without a Content-Type.
 READ_BYTES = 1 << 18
@@ -19,20 +23,12 @@ READ_BYTES = 1 << 18
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class BodyEnded(web.RequestPayloadError):
+class BodyEnded(RequestPayloadError):
     """The rest of a body is not read, for the reason `code`."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__()
         self.code = code
-
-
-class TimedConnection(Protocol):
-    """A connection with a timeout for bodies, after which the body stream raises `BodyEnded`."""
-
-    def body_started(self) -> None: ...
-
-    def body_ended(self) -> None: ...
 
 
 def check_media(headers: CIMultiDictProxy[str], length: int, max_bytes: int, also: tuple[str, ...] = ()) -> None:
@@ -47,11 +43,16 @@ def check_media(headers: CIMultiDictProxy[str], length: int, max_bytes: int, als
     if headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
         message = "The only supported transfer encoding is chunked."
         raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, message, "Transfer-Encoding")
+    check_length(length, max_bytes)
+
+
+def check_length(length: int, max_bytes: int) -> None:
+    """Raises RequestError for a body of `length` bytes if that is over `max_bytes`."""
     if length > max_bytes:
         raise too_large("The body", max_bytes)
 
 
-async def read_body(request: web.BaseRequest, max_bytes: int, share: BodyShare | None = None) -> bytes:
+async def read_body(request: "ParsedRequest", max_bytes: int, share: BodyShare | None = None) -> bytes:
     """The whole body, decoded. Raises RequestError if it is too large, too slow, truncated, or over the budget of its `share`."""
     raw, coding = await _read_raw(request, max_bytes, share), coding_of(request.headers)
     if not coding:
@@ -70,7 +71,7 @@ def _not_counted(_: int) -> None:
     """The bytes of an operator's body, which is small."""
 
 
-async def _read_raw(request: web.BaseRequest, max_bytes: int, share: BodyShare | None) -> bytes:
+async def _read_raw(request: "ParsedRequest", max_bytes: int, share: BodyShare | None) -> bytes:
     payload = request.content
     if payload.is_eof():
         body = payload.read_nowait()
@@ -97,12 +98,12 @@ async def _read_raw(request: web.BaseRequest, max_bytes: int, share: BodyShare |
 
 
 @asynccontextmanager
-async def awaited_body(request: web.BaseRequest) -> AsyncIterator[Callable[[], None]]:
+async def awaited_body(request: "ParsedRequest") -> AsyncIterator[Callable[[], None]]:
     """A body that is read in this block, under its timeout. Yields a function that restarts the timeout.
 
     Raises RequestError if the body is too slow or truncated.
     """
-    connection = cast("TimedConnection", request.protocol)
+    connection = request.protocol
     connection.body_started()
 
     def restart() -> None:
@@ -112,11 +113,10 @@ async def awaited_body(request: web.BaseRequest) -> AsyncIterator[Callable[[], N
     try:
         request.content.set_read_chunk_size(READ_BYTES)
         if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
-            await request.writer.write(CONTINUE)  # Some clients (curl, with a large body) wait for it.
-            request.writer.output_size = 0  # aiohttp would take the written bytes for the start of a response.
+            connection.write_continue()  # Some clients (curl, with a large body) wait for it.
         yield restart
         return
-    except web.RequestPayloadError as error:
+    except RequestPayloadError as error:
         # The stream keeps this error. With its frames it would keep the stream and all received data, as a ring.
         error.__traceback__ = None
         code = error.code if isinstance(error, BodyEnded) else None

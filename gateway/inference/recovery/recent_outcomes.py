@@ -34,17 +34,21 @@ class RecentOutcomes:
 
     def add(self, pending: PendingRequest) -> Pair:
         """Build and keep the records of an accepted request that ended."""
-        pair = audit_pair(self._gateway_id, pending, pending.outcome, self._clock(), "queue")
-        self.keep([pair])
+        now = self._clock()
+        pair = audit_pair(self._gateway_id, pending, pending.outcome, now, "queue")
+        self._keep(now, pair)
         return pair
 
     def keep(self, pairs: Iterable[Pair]) -> None:
         """Keep pairs that were just sent to Redis."""
         now = self._clock()
         for pair in pairs:
-            if len(self._ring) == self.max_pairs and now - self._ring[0][0] <= KEEP_S:
-                self.overwritten += 1
-            self._ring.append((now, pair))
+            self._keep(now, pair)
+
+    def _keep(self, now: float, pair: Pair) -> None:
+        if len(self._ring) == self.max_pairs and now - self._ring[0][0] <= KEEP_S:
+            self.overwritten += 1
+        self._ring.append((now, pair))
 
     def forget_old(self) -> None:
         """Drop pairs older than KEEP_S that PostgreSQL has. To be called while Redis certainly has the others."""

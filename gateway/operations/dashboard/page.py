@@ -79,7 +79,7 @@ class Dashboard:
             return uncached(call, latest.state)
         subscribers = self._snapshots.subscribers
         subscribers.check_limit()
-        pool = call.request.rel_url.query.get("pool", "")
+        pool = call.request.query.get("pool", "")
         stream = EventStream(lambda stream: subscribers.serve(stream, self._snapshots.opening(pool), lasts_s))
         stream.headers.append(("x-request-id", call.request_id))
         return stream

@@ -11,7 +11,14 @@ from contextlib import asynccontextmanager
 
 from ratelimit.limits import BUCKETS, Bucket, EffectiveLimits
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.admission import MAX_SUBMISSIONS, Admissions, ReplayLimits, Submission, TierLimit
+from scheduler.protocol.admission import (
+    MAX_SUBMISSIONS,
+    Admissions,
+    ReplayLimits,
+    Submission,
+    SubmissionGroup,
+    TierLimit,
+)
 from scheduler.protocol.pool_view import GatewayStats
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import command_client
@@ -88,15 +95,11 @@ class Feeder:
     def _submission(self) -> Submission:
         return Submission(
             id=new_request_id(),
-            tier=TIER,
-            customer_id=CUSTOMER,
-            api_key_id="feeder",
+            group=SubmissionGroup(TIER, CUSTOMER, "feeder", self._model, LIMITS),
             nonce="0123456789abcdef",
-            model=self._model,
             input_bytes=len(self.body),
             total_ms=WAIT_MS,
             queue_ms=WAIT_MS,
-            limits=LIMITS,
             tokens=32,
             body=self.body,
         )

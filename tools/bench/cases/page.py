@@ -47,7 +47,7 @@ Written by `make bench` (`tools/bench/suite.py`) from docs/benchmarks.json: each
 generator. `make bench ARGS='--only idle saturation'` measures single cases. CPU is the time of the processes of all
 roles. Stacks keep no data (`--ephemeral`), except in [On disk](#on-disk). Targets are in parentheses; **bold**: missed.
 Counts of 0 (errors, lost responses, wrong or missing audit rows, refused requests: the target) are not listed. Secondary figures are
-only in docs/benchmarks.json. [Engines with slots](performance.md#engines-with-slots) has the figures of `make bench-continuous`.
+only in docs/benchmarks.json. [Engines with slots](latency.md#engines-with-slots) has the figures of `make bench-continuous`.
 
 """
 NOTHING = ("0", "0.00 %")
@@ -92,7 +92,7 @@ def write_page(page: Path, cases: Mapping[str, Mapping[str, Any]]) -> None:
         if data := cases.get(name, {}).get("data"):
             for plot in plots:
                 plot.draw(images / plot.file, data)
-    # Batching is simulated; docs/performance.md has its result.
+    # Batching is simulated; docs/latency.md has its result.
     known = [name for name in TITLES if name in cases and (name != "batching" or cases[name]["error"])]
     counted = Counter(_when(cases[name]) for name in known)
     usual = counted.most_common(1)[0][0] if counted else ""

@@ -29,7 +29,7 @@ from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.batching.tier_shares import choose
 from scheduler.cells.moves import CellState
 from scheduler.errors import ErrorCode
-from scheduler.protocol.admission import Submission
+from scheduler.protocol.admission import Submission, SubmissionGroup
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, WorkerView
 from scheduler.protocol.wake_condition import FIRST_IDLE, NEVER, WakeCondition
 from scheduler.states import Admission
@@ -273,17 +273,14 @@ class SimulatedCell:
             self._recorder.refused(account, ErrorCode.NO_CAPACITY.value, "no_gpu")
             self._send_again(account, words, tries, NO_GPU_RETRY_MS)
             return
+        limits = self._customer_limits.limits(identity)
         submission = Submission(
             id="",
-            tier=identity.tier,
-            customer_id=identity.customer_id,
-            api_key_id=identity.key_id,
+            group=SubmissionGroup(identity.tier, identity.customer_id, identity.key_id, "model", limits),
             nonce="",
-            model="model",
             input_bytes=0,
             total_ms=self._scenario.model.total_ms,
             queue_ms=identity.max_queue_ms or FUNCTION.queue_ms,
-            limits=self._customer_limits.limits(identity),
             tokens=round(words),
             body=b"",
         )
