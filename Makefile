@@ -27,7 +27,7 @@ CLIENTS_READY := tests/clients/node_modules/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench bench-continuous browser clients floor surroundings chaos lock grpc docs docs-site clean
+.PHONY: help install up test lint types bench bench-continuous bench-instructions browser clients floor surroundings chaos lock grpc docs docs-site clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -69,6 +69,9 @@ bench: $(INSTALLED) ## Measure every figure that is claimed, write docs/benchmar
 
 bench-continuous: $(INSTALLED) ## Compare Tierlane with an engine with continuous batching alone (ARGS=--quick)
 	@$(BIN)/python tools/bench/continuous.py $(ARGS)
+
+bench-instructions: $(INSTALLED) ## Count the instructions of a request by role, with valgrind, which must be installed
+	@$(BIN)/python tools/bench/instructions.py $(ARGS)
 
 browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which must be installed
 	$(BIN)/python -m pytest -m browser $(ARGS)
