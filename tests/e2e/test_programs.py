@@ -21,7 +21,6 @@ from aiohttp.test_utils import RawTestServer
 from endpoint_stand_in import StandIn, serving
 from gateway.http.error_responses import ErrorResponses
 from gateway.http.errors import RejectionError
-from gateway.http.response import HttpResponse
 from gateway.translations.message_endpoints import MESSAGE_FORM
 from hf_models import make_causal
 from scheduler.errors import ErrorCode
@@ -180,20 +179,25 @@ async def refusing(url: str, code: ErrorCode, posts: list[float]) -> AsyncIterat
     `posts` gets the time of each.
     """
 
-    async def handle(request: web.BaseRequest) -> web.Response | HttpResponse:
+    async def handle(request: web.BaseRequest) -> web.Response:
         body = await request.read()
         if request.method == "POST":
             posts.append(time.monotonic())
             if len(posts) == 1:
                 refusal = RejectionError(code, retry_after_ms=RETRY_AFTER_S * 1000)
                 form = MESSAGE_FORM if request.path.endswith("/messages") else None
-                return ErrorResponses(lambda: 0.0).answer(refusal, "req_refused", form=form)
+                answer = ErrorResponses(lambda: 0.0).answer(refusal, "req_refused", form=form)
+                fields = {"Content-Type": answer.content_type} | dict(answer.headers)
+                fields |= {
+                    name: value for name, _, value in (line.partition(": ") for line in answer.lines.splitlines())
+                }
+                return web.Response(status=answer.status, body=answer.body, headers=fields)
         headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
         async with http.request(request.method, f"{url}{request.path_qs}", data=body, headers=headers) as response:
-            answer, kind = await response.read(), response.headers["Content-Type"]
-            return web.Response(status=response.status, body=answer, headers={"Content-Type": kind})
+            body, kind = await response.read(), response.headers["Content-Type"]
+            return web.Response(status=response.status, body=body, headers={"Content-Type": kind})
 
-    server = RawTestServer(handle)  # type: ignore[arg-type]  # The gateway's own response is none of aiohttp's.
+    server = RawTestServer(handle)
     await server.start_server(access_log=None)
     async with aiohttp.ClientSession() as http, server:
         yield f"http://{server.host}:{server.port}"
