@@ -140,7 +140,7 @@ class Gateway(GatewayParts):
     @property
     def open_requests(self) -> int:
         """Requests without their response, and jobs being accepted."""
-        return sum(parts.under_way for parts in self.pools.all)
+        return self._fast_path.under_way + sum(parts.under_way for parts in self.pools.all)
 
     async def _requests_ended(self, until: float) -> None:
         """Wait until no request is open, for at most the drain time."""

@@ -1,10 +1,10 @@
 """The fast path: a request for one output whose body arrived whole is handled without a task or a future of its own.
 
 Its requests are handled together: all that arrived during a call of admission, and all whose outcome arrived in a turn of
-the event loop, pass through a stage before the next stage begins. The code of a stage then stays in the caches of the CPU; one request after another
-through all stages costs twice as much. The stages are those of all requests. The sink of a pending request adds it to those
-that have an outcome. Anything unusual (a body in pieces, an Idempotency-Key, a preference, direct mode, a draining gateway)
-is left to the handler (gateway/inference/handler.py), and the inputs of a list, once they are decoded.
+the event loop, pass through a stage before the next stage begins. The code of a stage then stays in the caches of the CPU:
+one request after another through all stages costs twice as much. The stages are those of all requests. The sink of a
+pending request adds it to those that have an outcome. Anything unusual (a body in pieces, an Idempotency-Key, a preference,
+direct mode, a draining gateway) is left to the handler (gateway/inference/handler.py), and a list, once it is decoded.
 """
 
 import asyncio
@@ -43,138 +43,6 @@ class HandledByTask(Exception):
     """The call has left the fast path."""
 
 
-class FastPath:
-    """Decides which requests take the fast path, and handles them. `formats`: the API format of each path."""
-
-    def __init__(self, entry: Entry, formats: Mapping[str, ApiFormat]) -> None:
-        self.entry = entry
-        self._formats = formats
-        self._arrived: list[FastPathRequest] = []
-        self._ended: list[FastPathRequest] = []
-        self._scheduled = False
-        self._held: asyncio.TimerHandle | None = None
-        self._admission = entry.own.admission
-        self._admission.before_each_call(self._start)
-        self._handled: set[asyncio.Task[None]] = set()
-
-    @property
-    def open(self) -> bool:
-        """Whether requests may take the fast path now: not while draining, nor in direct mode."""
-        drain_state = self.entry.drain_state
-        return not (drain_state.leaving or drain_state.closed or self.entry.own.direct_active)
-
-    def format_at(self, path: str) -> ApiFormat | None:
-        """The format of requests to this path; None if they do not take the fast path."""
-        return self._formats.get(path)
-
-    def format_of(self, message: RawRequestMessage, payload: StreamReader) -> ApiFormat | None:
-        """The format of a request that may take the fast path, by its headers; None for others.
-
-        aiohttp's parser has read it to its end.
-        """
-        api_format = self._formats.get(message.path)
-        if api_format is None or payload is EMPTY_PAYLOAD:  # No body, or a parser error instead of a request.
-            return None
-        headers = message.headers
-        usual = (
-            message.method == "POST"
-            and payload.is_eof()
-            and payload.exception() is None
-            and not (message.should_close or message.upgrade or message.chunked or message.compression)
-            and message.version == HttpVersion11
-            and "Upgrade" not in headers
-            and "Content-Encoding" not in headers
-            and IDEMPOTENCY_KEY not in headers
-            and PREFER not in headers
-            and self.open
-        )
-        return api_format if usual else None
-
-    def suits(self, api_format: ApiFormat, raw: bytes) -> bool:
-        """Whether this body may take the fast path: not if it could request a stream."""
-        return api_format.chunks is None or not (b'"stream"' in raw or b"\\u00" in raw)
-
-    def call(
-        self,
-        connection: EdgeConnection,
-        api_format: ApiFormat,
-        headers: CIMultiDictProxy[str],
-        authorization: Sequence[str],
-    ) -> "FastPathRequest":
-        """A request on the fast path. `authorization`: all values of that header, which need not be in `headers`."""
-        return FastPathRequest(self, connection, api_format, headers, authorization)
-
-    def arrived(self, call: "FastPathRequest") -> None:
-        """Start a request in the next turn of the event loop, or with others once a call of admission has ended."""
-        self._arrived.append(call)
-        if not self._waits():
-            self._schedule()
-        elif self._held is None:
-            self._held = asyncio.get_running_loop().call_later(HOLD_S, self._start)
-
-    def ended(self, call: "FastPathRequest") -> None:
-        """Respond to a request, which has an outcome, in the next turn of the event loop."""
-        self._ended.append(call)
-        self._schedule()
-
-    def handle(self, call: "FastPathRequest") -> None:
-        """Handle a decoded call in a task of its own."""
-        task = asyncio.get_running_loop().create_task(call.handled(), name="request")
-        self._handled.add(task)
-        task.add_done_callback(self._handled.discard)
-        call.task = task
-
-    def _schedule(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
-
-    def _turn(self) -> None:
-        """Respond to requests that have an outcome, and start those that have arrived. Never raises."""
-        self._scheduled = False
-        ended, self._ended = self._ended[:MOST_TOGETHER], self._ended[MOST_TOGETHER:]
-        for stage in _RESPONSE_STAGES:
-            ended = _passed(stage, ended)
-        if not self._waits():
-            self._start()
-        if self._ended:
-            self._schedule()
-
-    def _waits(self) -> bool:
-        """Whether requests that have arrived wait for others."""
-        return self._admission.in_call and len(self._arrived) < MOST_TOGETHER
-
-    def _start(self) -> None:
-        """Take requests that have arrived through their stages. Never raises."""
-        if self._held is not None:
-            self._held.cancel()
-            self._held = None
-        arrived, self._arrived = self._arrived[:MOST_TOGETHER], self._arrived[MOST_TOGETHER:]
-        for stage in _REQUEST_STAGES:
-            arrived = _passed(stage, arrived)
-        if self._arrived:  # More than pass together: the rest does not wait for others.
-            asyncio.get_running_loop().call_soon(self._start)
-
-
-def _passed(stage: Callable[["FastPathRequest"], None], calls: list["FastPathRequest"]) -> list["FastPathRequest"]:
-    """The calls that passed a stage. The clients of others get the error at once; calls without a client are left out."""
-    passed: list[FastPathRequest] = []
-    for call in calls:
-        if call.client_gone:
-            continue
-        try:
-            stage(call)
-        except CustomerMoved as moved:
-            call.enter(moved.cell)
-        except HandledByTask:
-            continue
-        except Exception as error:  # noqa: BLE001  # the client gets a response to every error
-            call.fail(error)
-        else:
-            passed.append(call)
-    return passed
-
-
 class FastPathRequest(InferenceCall):
     """One request on the fast path, from its headers to its response. Each method from `read` on is a stage."""
 
@@ -197,7 +65,7 @@ class FastPathRequest(InferenceCall):
 
     def __init__(
         self,
-        fast_path: FastPath,
+        fast_path: "FastPath",
         connection: EdgeConnection,
         api_format: ApiFormat,
         headers: CIMultiDictProxy[str],
@@ -339,7 +207,8 @@ class FastPathRequest(InferenceCall):
         """The connection was closed before the response: cancel the pending request and record it."""
         if self.task is not None:
             self.task.cancel()
-            return
+            if self.pending is not None:  # The task has begun: it records this itself.
+                return
         with suppress(RequestError):
             self.read()
         self.client_gone = True
@@ -363,17 +232,153 @@ class FastPathRequest(InferenceCall):
             log_fault("response not written", fault, request_id=self.request_id)
 
 
-_REQUEST_STAGES = (
-    FastPathRequest.read,
-    FastPathRequest.decode,
-    FastPathRequest.place,
-    FastPathRequest.build,
-    FastPathRequest.admit,
-)
-_RESPONSE_STAGES = (
-    FastPathRequest.remove,
-    FastPathRequest.complete,
-    FastPathRequest.write,
-    FastPathRequest.record,
-    FastPathRequest.respond,
-)
+class FastPath:
+    """Decides which requests take the fast path, and handles them. `formats`: the API format of each path."""
+
+    _REQUEST_STAGES = (
+        FastPathRequest.read,
+        FastPathRequest.decode,
+        FastPathRequest.place,
+        FastPathRequest.build,
+        FastPathRequest.admit,
+    )
+    _RESPONSE_STAGES = (
+        FastPathRequest.remove,
+        FastPathRequest.complete,
+        FastPathRequest.write,
+        FastPathRequest.record,
+        FastPathRequest.respond,
+    )
+
+    def __init__(self, entry: Entry, formats: Mapping[str, ApiFormat]) -> None:
+        self.entry = entry
+        self._formats = formats
+        self._arrived: list[FastPathRequest] = []
+        self._ended: list[FastPathRequest] = []
+        self._scheduled = False
+        self._held: asyncio.TimerHandle | None = None
+        self._admission = entry.own.admission
+        self._admission.before_each_call(self._start)
+        self._handled: dict[asyncio.Task[None], FastPathRequest] = {}
+
+    @property
+    def under_way(self) -> int:
+        """The number of requests that have arrived and are not pending yet."""
+        return len(self._arrived) + sum(call.pending is None for call in self._handled.values())
+
+    @property
+    def open(self) -> bool:
+        """Whether requests may take the fast path now: not while draining, nor in direct mode."""
+        drain_state = self.entry.drain_state
+        return not (drain_state.leaving or drain_state.closed or self.entry.own.direct_active)
+
+    def format_at(self, path: str) -> ApiFormat | None:
+        """The format of requests to this path; None if they do not take the fast path."""
+        return self._formats.get(path)
+
+    def format_of(self, message: RawRequestMessage, payload: StreamReader) -> ApiFormat | None:
+        """The format of a request that may take the fast path, by its headers; None for others.
+
+        aiohttp's parser has read it to its end.
+        """
+        api_format = self._formats.get(message.path)
+        if api_format is None or payload is EMPTY_PAYLOAD:  # No body, or a parser error instead of a request.
+            return None
+        headers = message.headers
+        usual = (
+            message.method == "POST"
+            and payload.is_eof()
+            and payload.exception() is None
+            and not (message.should_close or message.upgrade or message.chunked or message.compression)
+            and message.version == HttpVersion11
+            and "Upgrade" not in headers
+            and "Content-Encoding" not in headers
+            and IDEMPOTENCY_KEY not in headers
+            and PREFER not in headers
+            and self.open
+        )
+        return api_format if usual else None
+
+    def suits(self, api_format: ApiFormat, raw: bytes) -> bool:
+        """Whether this body may take the fast path: not if it could request a stream."""
+        return api_format.chunks is None or not (b'"stream"' in raw or b"\\u00" in raw)
+
+    def call(
+        self,
+        connection: EdgeConnection,
+        api_format: ApiFormat,
+        headers: CIMultiDictProxy[str],
+        authorization: Sequence[str],
+    ) -> FastPathRequest:
+        """A request on the fast path. `authorization`: all values of that header, which need not be in `headers`."""
+        return FastPathRequest(self, connection, api_format, headers, authorization)
+
+    def arrived(self, call: FastPathRequest) -> None:
+        """Start a request in the next turn of the event loop, or with others once a call of admission has ended."""
+        self._arrived.append(call)
+        if not self._waits():
+            self._schedule()
+        elif self._held is None:
+            self._held = asyncio.get_running_loop().call_later(HOLD_S, self._start)
+
+    def ended(self, call: FastPathRequest) -> None:
+        """Respond to a request, which has an outcome, in the next turn of the event loop."""
+        self._ended.append(call)
+        self._schedule()
+
+    def handle(self, call: FastPathRequest) -> None:
+        """Handle a decoded call in a task of its own."""
+        task = asyncio.get_running_loop().create_task(call.handled(), name="request")
+        self._handled[task] = call
+        task.add_done_callback(self._handled.pop)
+        call.task = task
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Respond to requests that have an outcome, and start those that have arrived. Never raises."""
+        self._scheduled = False
+        ended, self._ended = self._ended[:MOST_TOGETHER], self._ended[MOST_TOGETHER:]
+        for stage in self._RESPONSE_STAGES:
+            ended = _passed(stage, ended)
+        if not self._waits():
+            self._start()
+        if self._ended:
+            self._schedule()
+
+    def _waits(self) -> bool:
+        """Whether requests that have arrived wait for others."""
+        return self._admission.in_call and len(self._arrived) < MOST_TOGETHER
+
+    def _start(self) -> None:
+        """Take requests that have arrived through their stages. Never raises."""
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
+        arrived, self._arrived = self._arrived[:MOST_TOGETHER], self._arrived[MOST_TOGETHER:]
+        for stage in self._REQUEST_STAGES:
+            arrived = _passed(stage, arrived)
+        if self._arrived:  # More than pass together: the rest does not wait for others.
+            asyncio.get_running_loop().call_soon(self._start)
+
+
+def _passed(stage: Callable[[FastPathRequest], None], calls: list[FastPathRequest]) -> list[FastPathRequest]:
+    """The calls that passed a stage. The clients of others get the error at once; calls without a client are left out."""
+    passed: list[FastPathRequest] = []
+    for call in calls:
+        if call.client_gone:
+            continue
+        try:
+            stage(call)
+        except CustomerMoved as moved:
+            call.enter(moved.cell)
+        except HandledByTask:
+            continue
+        except Exception as error:  # noqa: BLE001  # the client gets a response to every error
+            call.fail(error)
+        else:
+            passed.append(call)
+    return passed

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.app import Gateway
+from gateway.inference import fast_path
 from gateway.inference.call import InferenceCall
 from integration.gateway_fixtures import Stack, head_of, running_stack
 from ratelimit.request_limits import FUNCTION
@@ -170,6 +171,24 @@ async def test_other_formats(stack: Stack, path: bytes, body: bytes, in_tasks: i
     assert handled(stack.gateway) - before == in_tasks
     assert {answer[:12] for answer in answers} == {handler[:12]}
     assert {len(answer.split(b"data: ")) for answer in answers} == {len(handler.split(b"data: "))}
+
+
+async def test_a_request_that_waits_for_a_call_of_admission_is_open(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain waits for it, although it is not pending yet; it starts after the time, whatever the call does."""
+    monkeypatch.setattr(fast_path, "HOLD_S", 1.0)
+    client = await Client.of(stack)
+    await client.send(request(stack))
+    stack.gateway.admission.in_call = True
+    client.writer.write(request(stack))
+    await eventually(lambda: stack.gateway.open_requests == 1, "it has arrived")
+
+    assert stack.gateway.pending_requests.all() == []
+    stack.gateway.admission.in_call = False
+    assert (await client.response())[0] == 200
+    client.writer.close()
+    assert stack.gateway.open_requests == 0
 
 
 async def test_a_disconnect_cancels_the_request(stack: Stack) -> None:

@@ -20,6 +20,7 @@ from statistics import median
 from multidict import CIMultiDict, CIMultiDictProxy
 from rich.console import Console
 
+from gateway.api.inference import INFERENCE
 from gateway.app import Gateway
 from gateway.http.response import HttpResponse
 from gateway.inference.call import KnownHeaders
@@ -116,7 +117,7 @@ def serve(gateway: Gateway, headers: CIMultiDictProxy[str], count: int) -> None:
     fast_path = gateway._fast_path
     for first in range(0, count, BATCH):
         for _ in range(first, min(count, first + BATCH)):
-            FastPathRequest(fast_path, client, cached, authorization).start(BODY)  # type: ignore[arg-type]
+            FastPathRequest(fast_path, client, INFERENCE, cached, authorization).start(BODY)  # type: ignore[arg-type]
         fast_path._turn()
         while gateway.admission._pending:
             pending = gateway.admission._pending.popleft()
