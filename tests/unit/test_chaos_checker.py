@@ -233,6 +233,23 @@ def test_a_violation_is_detected(run: RecordedRun, violate: Callable[[RecordedRu
     assert run.violations() == {invariant: 1}
 
 
+def test_a_worker_that_is_killed_soon_owns_what_it_completed(run: RecordedRun) -> None:
+    """Its process ran more inputs that another worker ran again than such ones."""
+    run.send(1, 1.0)
+    run.run(1, 1.1, "m1")
+    run.answer(1, 1.2)
+    run.row(1, worker_id="worker-1", ended_ms=1200.0)
+    for number in (2, 3):
+        run.send(number, 1.0)
+        run.run(number, 1.2, "m1")
+        run.run(number, 2.0, "m2")
+        run.answer(number, 2.1)
+        run.row(number, worker_id="worker-2", attempts=2, ended_ms=2100.0)
+    run.fault("kill-worker", "worker-1", 1.25, 1.25)
+
+    assert run.violations() == {}
+
+
 def test_every_invariant_has_a_violation() -> None:
     """A new invariant comes with a violation that it detects."""
     assert {invariant for _, invariant in VIOLATIONS} == {law.name for law in INVARIANTS if law.binds}

@@ -109,13 +109,16 @@ class Case:
         return self.requests.setdefault(nonce, Request(nonce))
 
     def _workers(self) -> dict[str, str]:
-        """The worker of each model process: the one in most of the rows whose input it ran."""
+        """The worker of each model process: the one in most of the rows whose input it ran last.
+
+        A process that is killed soon has more inputs that another one ran again than such ones.
+        """
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for one in self.tries:
             for row in self.rows_of(one):
-                for run in self.runs.get(one.invoked.nonce, ()):
-                    if row.worker_id:
-                        counts[run.process][row.worker_id] += 1
+                runs = self.runs.get(one.invoked.nonce, ())
+                if row.worker_id and runs:
+                    counts[max(runs, key=lambda run: run.began).process][row.worker_id] += 1
         return {process: workers.most_common(1)[0][0] for process, workers in counts.items()}
 
     def rows_of(self, one: Try) -> list[AuditRow]:
