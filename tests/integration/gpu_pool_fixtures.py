@@ -156,7 +156,7 @@ async def start_worker(pool: Pool, redis_url: str, faulty_models: Path) -> Async
 
 async def batch(pool: Pool, *texts: str, total_ms: int = 60_000) -> list[str]:
     """Form one batch of these texts; the ids of its requests."""
-    await pool.gateway_lives("g1")
+    await pool.gateway_stays("g1")  # Longer than a worker takes to start.
     submissions = [
         pool.submission(body=encode_payload(Payload("m", text, {})), total_ms=total_ms, queue_ms=total_ms)
         for text in texts

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import StreamReader
 from redis.asyncio import Redis
 
+from alive import alive
 from eventually import eventually
 from gateway.http.connection import EdgeConnection
 from gateway.http.parsed_request import ParsedRequest
@@ -78,7 +79,7 @@ def chunked(stack: Stack, size: int, data: bytes) -> bytes:
 def live_objects() -> Counter[str]:
     """Count the objects of connections and requests that are not freed, without a garbage collection."""
     kinds = (StreamReader, ParsedRequest, RequestReader, EdgeConnection)
-    return Counter(type(found).__name__ for found in gc.get_objects() if type(found) in kinds)
+    return Counter(type(found).__name__ for found in alive(*kinds))
 
 
 async def abandon(stack: Stack, way: str) -> None:

@@ -191,13 +191,17 @@ async def responses(stack: Stack, seed: int, *, cached: bool) -> tuple[list[tupl
     def idle() -> bool:
         return transport.closed or connection in edge.body_watch or connection._state in (IDLE, HEAD)
 
+    async def remains_idle() -> bool:
+        before = idle()
+        await asyncio.sleep(0)  # A request that has arrived meanwhile is begun in the next turn of the loop.
+        return before and idle()
+
     for piece, wait in pieces(rng, list(messages(stack, rng, f"{seed}{cached}"))):
         await eventually(lambda: transport.closed or not transport.paused, "it reads")
         if not transport.closed and piece:
             connection.data_received(piece)
         if wait:
-            await asyncio.sleep(0)
-            await eventually(idle, f"seed {seed} is idle")
+            await eventually(remains_idle, f"seed {seed} is idle")
     closed = transport.closed
     transport.close()
     await asyncio.sleep(0)

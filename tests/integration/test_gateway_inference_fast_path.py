@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from alive import alive
 from eventually import eventually
 from gateway.app import Gateway
 from gateway.inference import fast_path
@@ -248,10 +249,6 @@ async def test_a_drain_waits_for_the_response(stack: Stack) -> None:
 
 async def test_requests_leave_no_reference_cycles(stack: Stack) -> None:
     """Answered, rejected and abandoned requests are freed at once: the garbage collector runs rarely."""
-
-    def calls_in_memory() -> list[InferenceCall]:
-        return [found for found in gc.get_objects() if issubclass(type(found), InferenceCall)]
-
     client = await Client.of(stack)
     await client.send(request(stack))
     gc.collect()
@@ -259,16 +256,16 @@ async def test_requests_leave_no_reference_cycles(stack: Stack) -> None:
     try:
         for _ in range(20):
             await client.send(request(stack))
-        assert not calls_in_memory()
+        assert not alive(InferenceCall)
         leaving = await held(stack)
-        assert len(calls_in_memory()) == 1
+        assert len(alive(InferenceCall)) == 1
         leaving.writer.transport.abort()
         await eventually(lambda: not stack.gateway.pending_requests, "its client has left")
         stack.gateway.limits.no_gpu = lambda _: True  # type: ignore[method-assign]
         rejected = await Client.of(stack)
         assert (await rejected.send(request(stack)))[0] == 503
         rejected.writer.close()
-        await eventually(lambda: not calls_in_memory(), "all are freed")
+        await eventually(lambda: not alive(InferenceCall), "all are freed")
     finally:
         gc.enable()
         client.writer.close()

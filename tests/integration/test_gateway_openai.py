@@ -8,6 +8,7 @@ import openai
 import pytest
 from redis.asyncio import Redis
 
+from alive import alive
 from eventually import eventually
 from gateway.inference.call import InferenceCall
 from gateway.inference.pending import PendingRequest
@@ -429,10 +430,7 @@ async def test_lists_and_streams_leave_no_reference_cycles(stack: Stack, body: d
             headers={**stack.key(), "Connection": "close"},
         ) as response:
             await response.read()
-        kinds = InferenceCall | PendingRequest
-        await eventually(
-            lambda: not [found for found in gc.get_objects() if issubclass(type(found), kinds)], "all are freed"
-        )
+        await eventually(lambda: not alive(InferenceCall, PendingRequest), "all are freed")
     finally:
         gc.enable()
 
