@@ -31,8 +31,8 @@ async def test_workers_follow_the_load_and_nothing_is_lost(tmp_path: Path) -> No
         answers = await load(stack, 20, 2.0, TIERS)
         assert list(stack.pids("worker")) == ["worker-1"]
 
-        heavy = asyncio.create_task(load(stack, 300, 8.0, TIERS))
-        await eventually(lambda: len(stack.pids("worker")) == 3, "three workers", 8.0)
+        heavy = asyncio.create_task(load(stack, 300, 8.0, TIERS, done=lambda: len(stack.pids("worker")) == 3))
+        await eventually(lambda: len(stack.pids("worker")) == 3, "three workers", 30.0)
         await stack.healthy(3)
         answers += await heavy
         light = asyncio.create_task(load(stack, 20, 8.0, TIERS))
