@@ -14,7 +14,7 @@ SHORT = {
     "TIERLANE_AUTOSCALE_CALM_MS": "2000",
     "TIERLANE_AUTOSCALE_COOLDOWN_MS": "1500",
 }
-# A worker does 640 requests/s, of which a fifth is sold: 300 requests/s need three workers, and one can serve them.
+# A worker does 160 requests/s, of which a fifth is sold: 75 requests/s need three workers, and one can serve them.
 NO_LIMITS = (
     "UPDATE models SET target_utilization = 0.2",
     "UPDATE tiers SET shadow = true, shed_depth = NULL, shed_wait_ms = NULL",
@@ -23,19 +23,19 @@ NO_LIMITS = (
 
 
 async def test_workers_follow_the_load_and_nothing_is_lost(tmp_path: Path) -> None:
-    """20, 300, 20 requests/s: one worker, three, one again; every request is completed and audited."""
-    options = ("--backend", "simulated:50", "--workers", "1", "--autoscale", "1:3")
+    """5, 75, 5 requests/s: one worker, three, one again; every request is completed and audited."""
+    options = ("--backend", "simulated:200", "--workers", "1", "--autoscale", "1:3")
     with start_stack(tmp_path, *options, environment=SHORT) as stack:
         for statement in NO_LIMITS:
             await sql(stack, statement)
-        answers = await load(stack, 20, 2.0, TIERS)
+        answers = await load(stack, 5, 2.0, TIERS)
         assert list(stack.pids("worker")) == ["worker-1"]
 
-        heavy = asyncio.create_task(load(stack, 300, 8.0, TIERS, done=lambda: len(stack.pids("worker")) == 3))
+        heavy = asyncio.create_task(load(stack, 75, 8.0, TIERS, done=lambda: len(stack.pids("worker")) == 3))
         await eventually(lambda: len(stack.pids("worker")) == 3, "three workers", 30.0)
         await stack.healthy(3)
         answers += await heavy
-        light = asyncio.create_task(load(stack, 20, 8.0, TIERS))
+        light = asyncio.create_task(load(stack, 5, 8.0, TIERS))
         await eventually(lambda: list(stack.pids("worker")) == ["worker-1"], "one worker again", 20.0)
         await stack.healthy(1)
         answers += await light
