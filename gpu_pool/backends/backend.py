@@ -126,8 +126,8 @@ class ServingBackend(Backend, Protocol):
     def slots(self) -> int:
         """The most requests at a time, at first."""
 
-    def report_waiting(self, report: Callable[[str], None]) -> None:
-        """Call `report` while loading, with the reason for which that waits, and with "" at the end."""
+    def report_waiting(self, report: Callable[[str, str], None]) -> None:
+        """Call `report` while loading, with the reason for which that waits and its cause, and with "" twice at the end."""
 
     def resume(self, slots: int) -> None:
         """Begin with as many slots as an earlier process of the worker had."""

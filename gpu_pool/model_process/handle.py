@@ -89,6 +89,8 @@ class ModelProcess:
         """Why it accepts no batch now; "" if it does."""
         self.note = ""
         """The same, or what is wrong although it accepts batches."""
+        self.cause = ""
+        """The cause of `note`, as in WorkerReport."""
         self.brief = False
         """Whether it is unavailable for a short time only."""
         self._loaded: asyncio.Future[ModelMessage] = asyncio.get_running_loop().create_future()
@@ -263,7 +265,7 @@ class ModelProcess:
             self._fatal = message
         elif isinstance(message, Available):
             self.unavailable = "" if message.wanted else message.reason or "No reason given."
-            self.note, self.brief = message.reason[:MOST_REASON], message.brief
+            self.note, self.brief, self.cause = message.reason[:MOST_REASON], message.brief, message.cause
             self._availability()
         elif not self._loaded.done():
             self._loaded.set_result(message)

@@ -81,7 +81,7 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
     try:
         backend = select_backend(options.backend, options.device, options.torch_threads, options.dtype)
         if (report_waiting := getattr(backend, "report_waiting", None)) is not None:
-            report_waiting(lambda reason: link.send(Available(not reason, reason)))
+            report_waiting(lambda reason, cause: link.send(Available(not reason, reason, cause=cause)))
         backend.load()
         backend.warmup()
         context_tokens = int(getattr(backend, "context_tokens", 0))

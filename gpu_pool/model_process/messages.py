@@ -141,7 +141,7 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):
 
 
 class Available(msgspec.Struct, array_like=True, frozen=True, tag="available"):
-    """Whether Runs are accepted from now on, and if not, why, and whether for a short time only.
+    """Whether Runs are accepted from now on, and if not, why, and whether for a short time only; `cause`: as in WorkerReport.
 
     Before Ready: why loading waits. With `wanted` and a reason: what is wrong although Runs are accepted.
     """
@@ -149,6 +149,7 @@ class Available(msgspec.Struct, array_like=True, frozen=True, tag="available"):
     wanted: bool
     reason: str = ""
     brief: bool = False
+    cause: str = ""
 
 
 class Fatal(msgspec.Struct, array_like=True, frozen=True, tag="fatal"):

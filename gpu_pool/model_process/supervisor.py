@@ -42,6 +42,8 @@ class ModelSupervisor:
         self.context_tokens = 0
         self.reason = ""
         """Why the model's server is not available or what is wrong with it, as last reported; "" if nothing is."""
+        self.cause = ""
+        """The cause of `reason`, as in WorkerReport."""
         self.ready = asyncio.Event()
         self.start_error: StartError | None = None
 
@@ -98,7 +100,7 @@ class ModelSupervisor:
                 self.context_tokens = process.context_tokens
                 ready_at = time.monotonic()
                 self._respawn.loaded()
-                self.reason, process.resized = process.note, self._changed
+                self.reason, self.cause, process.resized = process.note, process.cause, self._changed
                 self._set(_availability(process))
                 log.info("model ready", backend=self._launch.backend, version=self.version, pid=process.pid)
                 await process.lost.wait()
@@ -143,7 +145,7 @@ class ModelSupervisor:
         process = self._process
         if process is None:
             return
-        self.reason = process.note
+        self.reason, self.cause = process.note, process.cause
         if self.status not in _LOADED:
             self._changed()
             return

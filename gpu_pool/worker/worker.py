@@ -425,6 +425,7 @@ class Worker:
             timeout_ms=self._config.gpu_timeout_ms,
             context_tokens=self._supervisor.context_tokens,
             reason=self._supervisor.reason,
+            cause=self._supervisor.cause,
         )
 
     def _rejects_batches(self) -> bool:

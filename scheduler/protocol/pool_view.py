@@ -123,6 +123,7 @@ class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
     free_slots: int = -1  # -1: not known, because a claim is in progress.
     context_tokens: int = 0  # The most of prompt and output together; 0: not known, or not counted in tokens.
     reason: str = ""  # Why its model's server is not available, or what is wrong with it; "": nothing.
+    cause: str = ""  # The cause of `reason`, one of a fixed list; "": none, or not known.
 
 
 class WorkerView(WorkerReport, array_like=False, frozen=True, kw_only=True):

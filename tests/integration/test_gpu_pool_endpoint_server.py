@@ -17,6 +17,7 @@ from gpu_pool.backends.openai_endpoint.availability import SILENT, EndpointAvail
 from gpu_pool.backends.openai_endpoint.capabilities import PRIORITY_OWNER
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, EndpointAway, HandBack
 from gpu_pool.backends.openai_endpoint.errors import LOADING, NO_KEY
+from gpu_pool.backends.openai_endpoint.faults import FaultCause, cause_of
 from gpu_pool.backends.openai_endpoint.probe import NO_MODEL
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.backends.openai_endpoint.settings import read_address
@@ -368,6 +369,7 @@ async def test_unreachable_server_closes_the_endpoint_until_it_is_back() -> None
                 assert not (found.counted and number)
                 assert codes([rejected]) == ["invalid_request"]
             assert reports == ["The endpoint cannot be reached: connection refused."]
+            assert cause_of(reports[0]) == FaultCause.REFUSED
             before = server.model_list_calls
             with serving(server):
                 await eventually(lambda: reports[1:] == ["open"], "the endpoint is open")
@@ -476,6 +478,7 @@ async def test_silence_of_a_server_with_requests_is_reported(stand_in: StandIn) 
         endpoint.availability.report = lambda wanted, why, brief: reports.append(why or "open")
         await eventually(lambda: endpoint.watch() or reports, "the silence is reported")
         assert (reports, endpoint.availability.closed) == ([SILENT], "")
+        assert cause_of(reports[0]) == FaultCause.TIMEOUT
         stand_in.stopped = False
         stand_in.go_on.set()
         assert outputs(await call) == ["ba"]

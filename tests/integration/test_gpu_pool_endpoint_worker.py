@@ -58,7 +58,7 @@ async def test_worker_outlives_its_endpoint(pool: Pool, start_worker: StartWorke
         if await pool.depth("free"):
             await pool.form([("free", 1)])
         view = await worker.view()
-        return view is not None and view.status == "away"
+        return view is not None and view.status == "away" and view.cause == "connection_refused"
 
     await eventually(away, "the worker is away", 20.0)
     with serving(server):

@@ -9,6 +9,7 @@ import pytest
 from configs import endpoint_access
 from gpu_pool.backends.openai_endpoint.client import EndpointResponse, NoResponse, Transport
 from gpu_pool.backends.openai_endpoint.errors import LOADING, NO_KEY
+from gpu_pool.backends.openai_endpoint.faults import FaultCause, cause_of
 from gpu_pool.backends.openai_endpoint.probe import ProbeResult, probe
 from gpu_pool.backends.openai_endpoint.settings import read_address
 
@@ -99,6 +100,28 @@ async def test_each_state_has_its_reason(
     assert found.ours == (says == NO_KEY or "has no model 'meta/x'" in says)
 
 
+@pytest.mark.parametrize(
+    ("responses", "fragment", "cause"),
+    [
+        ({"*": (401, PAGE)}, "", FaultCause.KEY_REJECTED),
+        ({"/models": (200, models("a"))}, "#b", FaultCause.MODEL_MISSING),
+        ({"/models": (200, models())}, "", FaultCause.MODEL_MISSING),
+        ({"/models": (503, {"error": {"message": "Loading model"}})}, "", FaultCause.LOADING),
+        ({"*": (502, PAGE)}, "", FaultCause.STATUS),
+        ({"*": (301, PAGE)}, "", FaultCause.WRONG_SERVER),
+        ({"*": (200, PAGE)}, "", FaultCause.WRONG_SERVER),
+        ({"*": (404, b"")}, "", FaultCause.WRONG_SERVER),
+        ({"/models": (200, models("a")), "completions": (404, b"")}, "", FaultCause.WRONG_SERVER),
+        ({"/models": (200, models("a"))}, "", ""),
+    ],
+)
+async def test_each_fault_has_a_cause(responses: dict[str, tuple[int, Any]], fragment: str, cause: str) -> None:
+    """One of the fixed list, by which workers are grouped; none if the server can be used."""
+    found, _ = await probed(responses, fragment)
+
+    assert cause_of(found.fault) == cause
+
+
 async def test_an_unknown_host_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The request was not sent."""
 
@@ -114,3 +137,4 @@ async def test_an_unknown_host_name_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
     assert str(caught.value) == "The endpoint cannot be reached: its host name is not known."
     assert not caught.value.sent
+    assert caught.value.cause == FaultCause.HOST_UNKNOWN

@@ -81,6 +81,16 @@ def test_slots_are_summed_over_healthy_workers_with_their_sources() -> None:
     assert (document["slots"], document["running"], document["slots_source"]) == (128, 18, "64 sequences in /metrics")
 
 
+def test_unhealthy_gpus_are_counted_by_cause() -> None:
+    """The cause that the worker reports, else its status; a lost worker cannot report its status."""
+    refused = [changed(worker(n), healthy=False, status="away", cause="connection_refused") for n in (1, 2)]
+    loading = changed(worker(3), healthy=False, status="starting")
+    silent = changed(worker(4), healthy=False, status="busy")
+    document = health(inputs(observation=observation(*refused, loading, silent, worker(5))))
+
+    assert document["unhealthy_gpus"] == {"connection_refused": 2, "lost": 1, "starting": 1}
+
+
 def test_padding_is_the_mean_of_healthy_workers() -> None:
     """A lost worker is not included."""
     padding = [changed(worker(n), padding_waste=share) for n, share in enumerate((0.1, 0.4))]

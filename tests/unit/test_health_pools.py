@@ -49,6 +49,7 @@ def document(status: Status = "healthy", *reasons: str, **changes: Any) -> Measu
         "requests_per_second": 10.0,
         "healthy_gpus": 2,
         "total_gpus": 2,
+        "unhealthy_gpus": {},
         "capacity_rps": 100.0,
         "capacity_evidence": CapacityEvidence.MEASURED,
         "capacity_confidence": 1.0,
@@ -96,15 +97,17 @@ def test_figures_are_sums_or_the_worst_value() -> None:
         padding_waste=0.4,
         healthy_gpus=6,
         total_gpus=7,
+        unhealthy_gpus={"lost": 1, "timeout": 1},
         audit_lag_ms=None,
         dlq=3,
         tiers={"free": tier(depth=4, oldest_ms=90.0, effective_limit_ratio=0.5, p95_ms=20.0), "new": tier(depth=7)},
     )
-    found = {"default": document(), "slow": other}
+    found = {"default": document(unhealthy_gpus={"timeout": 2}), "slow": other}
     merged = whole_of(found)
 
     assert (merged["healthy_gpus"], merged["total_gpus"], merged["queue_depth"], merged["dlq"]) == (8, 9, 2, 3)
     assert (merged["gpu_utilization"], merged["capacity_rps"], merged["audit_lag_ms"]) == (0.8, 200.0, None)
+    assert merged["unhealthy_gpus"] == {"lost": 1, "timeout": 3}
     assert (merged["padding_waste"], merged["pools"]["slow"]["padding_waste"]) == (0.3, 0.4)
     assert merge_pools(found)["tiers"]["free"] == tier(
         depth=5,

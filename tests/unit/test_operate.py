@@ -87,6 +87,16 @@ def test_workers_with_slots_show_them_with_their_source() -> None:
     assert "7/64" in drawn(TopState("u", DOCUMENT | {"pools": {"a": pool}}, 0.0), 0.0)
 
 
+def test_the_cause_of_an_unhealthy_worker_is_shown() -> None:
+    """With its sentence in the list of workers, as a number for each pool in `top`."""
+    away = replace(worker("a", status="away", healthy=False), cause="timeout", reason="The endpoint does not respond.")
+    (row,) = worker_rows({"default": observation(away)}, {}, with_absent=False)
+    pool = {"healthy_gpus": 1, "total_gpus": 4, "unhealthy_gpus": {"lost": 1, "timeout": 2}}
+
+    assert (row["cause"], row["problem"]) == ("timeout", "The endpoint does not respond.")
+    assert "1 lost, 2 timeout" in drawn(TopState("u", DOCUMENT | {"pools": {"a": pool}}, 0.0), 0.0)
+
+
 def drawn(state: TopState, now_s: float) -> str:
     out = io.StringIO()
     Console(file=out, width=120, highlight=False).print(frame(state, now_s))

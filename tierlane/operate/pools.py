@@ -30,7 +30,7 @@ WORKER_COLUMNS = (
     Column("seen_s", "SEEN S AGO"),
     Column("backend", "BACKEND"),
     Column("slots_source", "SLOTS FROM"),
-    *named("fault", "note"),
+    *named("fault", "note", "cause", "problem"),
     Column("reason", "CORDONED FOR"),
 )
 QUEUE_COLUMNS = named("tier", "pool", "depth", "most", "oldest_ms", "most_ms", "paused")
@@ -140,6 +140,8 @@ def _worker_row(pool: str, worker: WorkerView, reasons: Mapping[str, str]) -> Ro
         "slots_source": worker.slots_source or None,
         "fault": (worker.gpu.fault or None) if worker.gpu else None,
         "note": (worker.gpu.note or None) if worker.gpu else None,
+        "cause": worker.cause or None,
+        "problem": worker.reason or None,
         "cordoned": worker.id in reasons,
         "reason": (reasons[worker.id] or "no reason given") if worker.id in reasons else None,
     }

@@ -86,7 +86,7 @@ def _tiers(tiers: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _pools(pools: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = _table("POOL", "GPUS", "BUSY", "RUNNING", "CAPACITY RPS", "WAITING", "PADDING")
+    table = _table("POOL", "GPUS", "BUSY", "RUNNING", "CAPACITY RPS", "WAITING", "PADDING", "NOT HEALTHY")
     for name, pool in pools.items():
         healthy, total = pool.get("healthy_gpus"), pool.get("total_gpus")
         table.add_row(
@@ -100,6 +100,7 @@ def _pools(pools: Mapping[str, Mapping[str, Any]]) -> Table:
             _number(pool, "capacity_rps", 1),
             _number(pool, "queue_depth"),
             _share(pool, "padding_waste"),
+            _causes(pool),
         )
     return table
 
@@ -120,6 +121,14 @@ def _rows(value: object) -> dict[str, Mapping[str, Any]]:
 def _number(row: Mapping[str, Any], field: str, digits: int = 0) -> str:
     value = row.get(field)
     return f"{value:,.{digits}f}" if isinstance(value, int | float) else "-"
+
+
+def _causes(pool: Mapping[str, Any]) -> str:
+    """The GPUs that are not healthy, by cause; a gateway of an older version does not report them."""
+    found = pool.get("unhealthy_gpus")
+    if not isinstance(found, dict) or not found:
+        return "-"
+    return ", ".join(f"{number} {printable(str(cause))}" for cause, number in found.items())
 
 
 def _share(row: Mapping[str, Any], field: str) -> str:

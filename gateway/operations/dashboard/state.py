@@ -73,7 +73,8 @@ class WorkerState(msgspec.Struct, frozen=True):
     """One worker. `age_ms`: since its last heartbeat. `pausing`: briefly not healthy, as the worker reported. `slots`: requests
     that may run at a time, 0 if it runs batches.
 
-    `capacity_rps`: its part of its pool's capacity. `cordoned`: according to PostgreSQL, it must not claim batches.
+    `capacity_rps`: its part of its pool's capacity. `cordoned`: according to PostgreSQL, it must not claim batches. `reason` and
+    `cause`: as in WorkerReport.
     """
 
     id: str
@@ -94,6 +95,8 @@ class WorkerState(msgspec.Struct, frozen=True):
     model_pid: int = 0
     slots: int = 0
     slots_source: str = ""
+    reason: str = ""
+    cause: str = ""
 
 
 class DashboardEvent(msgspec.Struct, frozen=True, array_like=True):

@@ -4,6 +4,7 @@
 reason is a sentence for the operator. The figures of a tier (limits, retries, rejections) cover all gateways.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -45,6 +46,7 @@ from scheduler.tasks import EndedTask
 STALE_OBSERVATION_S = 2.0
 STALE_AUDIT_MS = 10_000
 NAMED_WORKERS = 5
+MOST_CAUSE = 32  # Characters of a cause, which a worker reports.
 
 _QUEUE_CHECKS = frozenset({"gpus:healthy", "redis:look_age", "scheduler:pass_age"})
 """Checks of the queue path: not an outage while direct mode serves requests."""
@@ -129,6 +131,7 @@ def health(inputs: HealthInputs) -> MeasuredPool:
         "requests_per_second": total([gateway.requests_per_second for gateway in gateways]),
         "healthy_gpus": len(healthy),
         "total_gpus": len(workers),
+        "unhealthy_gpus": dict(Counter(sorted(_cause(worker) for worker in workers if not worker.healthy))),
         "capacity_rps": round(inputs.capacity_rps, 3) if healthy else 0.0,
         "capacity_evidence": inputs.capacity_evidence,
         "capacity_confidence": round(inputs.capacity_confidence, 3),
@@ -233,6 +236,11 @@ def _worker_code(worker: WorkerView) -> str:
     if worker.pausing:
         return "worker_paused"
     return _STATUS_CODES.get(worker.status, "gpu_lost")
+
+
+def _cause(worker: WorkerView) -> str:
+    """Why a worker is not healthy; the last heartbeat of a lost one has the status that it had then."""
+    return worker.cause[:MOST_CAUSE] or ("lost" if worker.status in ACTIVE_STATUSES else worker.status)
 
 
 def _worker_problem(worker: WorkerView) -> str:

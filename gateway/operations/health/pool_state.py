@@ -3,6 +3,7 @@
 Each figure is declared once, with the rule by which it is merged over pools and cells.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, TypedDict
@@ -83,6 +84,13 @@ def _joined(several: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(each for each in several if each))
 
 
+def _counts(several: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    found = Counter[str]()
+    for each in several:
+        found.update(each)
+    return dict(sorted(found.items()))
+
+
 def _highest_if_known(several: Sequence[int | None]) -> int | None:
     return None if None in several else highest(several)
 
@@ -96,6 +104,7 @@ class ServingFigures(TypedDict):
     requests_per_second: Total[float]
     healthy_gpus: Total[int]
     total_gpus: Total[int]
+    unhealthy_gpus: Annotated[dict[str, int], _counts]
     capacity_rps: Total[float]
     capacity_evidence: Annotated[CapacityEvidence, Worst(tuple(CapacityEvidence))]
     capacity_confidence: Lowest[float]
@@ -133,7 +142,8 @@ class HealthFigures(ServingFigures, TiersOfHealth, StorageFigures):
 
     `capacity_evidence`: the source of the capacity. `capacity_confidence` (0..1): how full the measured batches were, or which
     part of the slots is in use. `slots`: requests that run at a time in workers with slots, 0 without; `running`: those that
-    run; `slots_source`: the evidence for the slots.
+    run; `slots_source`: the evidence for the slots. `unhealthy_gpus`: their number by cause: the one that the worker reports, else
+    its status, or `lost`.
     """
 
 

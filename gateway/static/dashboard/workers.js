@@ -80,6 +80,7 @@ const Workers = (() => {
     const rate = worker.rps ? ` · can do ${count(worker.rps)}/s` : "";
     const ageMs = worker.age_ms + (state.look_age_s ?? 0) * 1000;
     if (worker.healthy) lines.push(busy, element("p", `${percent(worker.utilization)} busy · ${running(worker)}${rate}`));
+    if (worker.reason) lines.push(element("p", worker.reason, worker.healthy ? "warn" : "bad"));
     if (worker.slots_source) lines.push(element("p", `slots: ${worker.slots_source}`, "soft"));
     lines.push(element("p", `heartbeat ${time(ageMs)} ago`, ageMs > 1500 ? "bad" : "soft"));
     const gpu = worker.gpu;

@@ -21,6 +21,7 @@ from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, EndpointResp
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
 from gpu_pool.backends.openai_endpoint.errors import KEY_STATUSES, NO_KEY, CallResult, Lost, read_refusal
+from gpu_pool.backends.openai_endpoint.faults import EndpointFault, FaultCause
 from gpu_pool.backends.openai_endpoint.messages import Body, traceparent_of
 from gpu_pool.backends.openai_endpoint.probe import (
     ABSENT,
@@ -66,9 +67,8 @@ class OpenInferenceEndpoint(Endpoint):
             return await self._missing()
         status = (await self._get(f"{self._model_path}/ready")).status
         if status != 200:
-            return ProbeResult(
-                f"The model {self._address.model!r} is not loaded: its server answers {status} to GET ready."
-            )
+            unloaded = f"The model {self._address.model!r} is not loaded: its server answers {status} to GET ready."
+            return ProbeResult(EndpointFault(unloaded, FaultCause.LOADING))
         config = await self._get(f"{self._model_path}/config")
         self._spec = spec = read_model(described.body, config.body if config.status == 200 else b"")
         self._joiner.calls, self._joiner.most_rows = spec.calls, spec.most_rows
@@ -89,18 +89,23 @@ class OpenInferenceEndpoint(Endpoint):
         """Why the server does not describe the model: it is absent, or not loaded yet."""
         ready = (await self._get("/health/ready")).status
         if ready in ABSENT:
-            return ProbeResult(f"{self._address.base} is no Open Inference server: it has no /health/ready.", ours=True)
+            wrong = f"{self._address.base} is no Open Inference server: it has no /health/ready."
+            return ProbeResult(EndpointFault(wrong, FaultCause.WRONG_SERVER), ours=True)
         reply = await self._transport.post("/repository/index", Body(b"{}"), PROBE_TIMEOUT_S)
         states: dict[str, str] = {}
         with suppress(*UNREADABLE):  # Not all servers list their models.
             states = {each.name: each.state for each in _index.decode(reply.body)}
         name = self._address.model
         if name in states:
-            return ProbeResult(f"The server has not loaded the model {name!r}: {states[name][:MOST_STATE]}.")
+            unloaded = f"The server has not loaded the model {name!r}: {states[name][:MOST_STATE]}."
+            return ProbeResult(EndpointFault(unloaded, FaultCause.LOADING))
         if ready != 200:
-            return ProbeResult(f"The server is loading its models: it answers {ready} to GET /health/ready.")
+            loading = f"The server is loading its models: it answers {ready} to GET /health/ready."
+            return ProbeResult(EndpointFault(loading, FaultCause.LOADING))
         others = f"; it has {', '.join(list(states)[:NAMED_MODELS])}" if states else ""
-        return ProbeResult(f"The server has no model {name!r}{others}.", ours=True)
+        return ProbeResult(
+            EndpointFault(f"The server has no model {name!r}{others}.", FaultCause.MODEL_MISSING), ours=True
+        )
 
     def _rejection(self, item: Item) -> ItemResult | None:
         unsupported = ItemResult(NO_ROUTE[item.task], 0, ErrorCode.INVALID_REQUEST)

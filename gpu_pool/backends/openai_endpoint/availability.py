@@ -8,6 +8,8 @@ import asyncio
 import traceback
 from collections.abc import Awaitable, Callable
 
+from gpu_pool.backends.openai_endpoint.faults import EndpointFault, FaultCause
+
 STRIKES = 3
 """After this many lost requests in a row, of more than one customer, no more are sent until a probe succeeds."""
 FIRST_S, LONGEST_BUSY_S, LONGEST_PROBE_S = 0.25, 1.0, 5.0
@@ -22,8 +24,8 @@ AvailabilityCallback = Callable[[bool, str, bool], None]
 A reason although requests are accepted: what is wrong with the endpoint meanwhile.
 """
 
-BUSY = "The endpoint accepts no more requests for now."
-SILENT = "The endpoint does not respond."
+BUSY = EndpointFault("The endpoint accepts no more requests for now.", FaultCause.OVERLOADED)
+SILENT = EndpointFault("The endpoint does not respond.", FaultCause.TIMEOUT)
 
 
 class Pauses:

@@ -12,6 +12,7 @@ import uvloop
 
 from gpu_pool.backends.backend import Item, ItemResult, Unwell
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint
+from gpu_pool.backends.openai_endpoint.faults import cause_of
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.backends.openai_endpoint.serving import EndpointServing
 from gpu_pool.backends.openai_endpoint.settings import read_address
@@ -51,9 +52,9 @@ class EndpointBackend:
         """Begin with as many slots as an earlier process of the worker had."""
         self._endpoint.policy.resume(slots)
 
-    def report_waiting(self, report: Callable[[str], None]) -> None:
-        """Call `report` while loading, with the reason for which that waits, and with "" at the end."""
-        self._endpoint.waiting = report
+    def report_waiting(self, report: Callable[[str, str], None]) -> None:
+        """Call `report` while loading, with the reason for which that waits and its cause, and with "" twice at the end."""
+        self._endpoint.waiting = lambda reason: report(str(reason), cause_of(reason))
 
     def load(self) -> None:
         """Wait for the endpoint. Raises StartError for a rejected key or a missing model, EndpointAway after a while."""
@@ -77,7 +78,7 @@ class EndpointBackend:
             progress()
             if isinstance(found, ItemResult):
                 return found
-            return ItemResult(found.reason, 0, ErrorCode.WORKER_LOST if found.counted else ErrorCode.NO_CAPACITY)
+            return ItemResult(str(found.reason), 0, ErrorCode.WORKER_LOST if found.counted else ErrorCode.NO_CAPACITY)
 
         return await asyncio.gather(*map(answer, items))
 

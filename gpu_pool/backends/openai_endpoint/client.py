@@ -1,6 +1,7 @@
 """The HTTP client of an endpoint: calls with a timeout for each phase, and distinct errors."""
 
 import asyncio
+import errno
 import os
 import re
 import ssl
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from gpu_pool.backends.backend import InvalidOutput
+from gpu_pool.backends.openai_endpoint.faults import EndpointFault, FaultCause
 from gpu_pool.backends.openai_endpoint.messages import Body
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
 from gpu_pool.config import Access
@@ -29,14 +31,15 @@ _IDLE_S = 1.5
 _TOLD_IDLE = re.compile(r"\btimeout\s*=\s*\"?(\d+)", re.IGNORECASE)
 """In the header Keep-Alive, by which some servers tell their own time."""
 
-_UNREACHED: tuple[tuple[type[Exception], str], ...] = (
-    (aiohttp.ClientConnectorDNSError, "its host name is not known"),
+_UNREACHED: tuple[tuple[type[Exception], str, FaultCause], ...] = (
+    (aiohttp.ClientConnectorDNSError, "its host name is not known", FaultCause.HOST_UNKNOWN),
     (
         aiohttp.ClientConnectorCertificateError,
         "its certificate is not accepted; check the host name in the URL and TIERLANE_ENDPOINT_CA_FILE",
+        FaultCause.TLS,
     ),
-    (aiohttp.ClientConnectorSSLError, "it does not use TLS as expected; does the URL need http://?"),
-    (aiohttp.ConnectionTimeoutError, "it does not accept the connection in time"),
+    (aiohttp.ClientConnectorSSLError, "it does not use TLS as expected; does the URL need http://?", FaultCause.TLS),
+    (aiohttp.ConnectionTimeoutError, "it does not accept the connection in time", FaultCause.TIMEOUT),
 )
 """Why there is no connection, by the exception; for others the words of the operating system."""
 
@@ -44,21 +47,30 @@ _UNREACHED: tuple[tuple[type[Exception], str], ...] = (
 class NoResponse(TierlaneError):
     """No byte of a response was received. `sent`: the request may have been read; otherwise there was no connection."""
 
-    def __init__(self, reason: str, *, sent: bool) -> None:
+    def __init__(self, reason: str, *, sent: bool, cause: FaultCause = FaultCause.CLOSED) -> None:
         super().__init__(reason)
-        self.sent = sent
+        self.sent, self.cause = sent, cause
 
 
 class ResponseAborted(TierlaneError):
     """A response began and did not end."""
 
+    cause = FaultCause.CLOSED
+
 
 class CallTimeout(TierlaneError):
     """The timeout of a phase expired."""
 
+    cause = FaultCause.TIMEOUT
+
 
 CALL_FAILURES = (NoResponse, ResponseAborted, CallTimeout, InvalidOutput)
 """All failures of a call whose whole response is read."""
+
+
+def fault_of(error: NoResponse | ResponseAborted | CallTimeout | InvalidOutput) -> EndpointFault:
+    """The failure of a call as a reason why the endpoint cannot be used."""
+    return EndpointFault(str(error), FaultCause.OTHER if isinstance(error, InvalidOutput) else error.cause)
 
 
 class EndpointResponse(NamedTuple):
@@ -206,10 +218,13 @@ class Transport:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             number = error.errno if isinstance(error, OSError) else None
             why = os.strerror(number).lower() if number and number > 0 else type(error).__name__
-            why = next((text for kind, text in _UNREACHED if isinstance(error, kind)), why)
-            raise NoResponse(f"The endpoint cannot be reached: {why}.", sent=False) from None
+            cause = FaultCause.REFUSED if number == errno.ECONNREFUSED else FaultCause.UNREACHABLE
+            known = ((text, its) for kind, text, its in _UNREACHED if isinstance(error, kind))
+            why, cause = next(known, (why, cause))
+            raise NoResponse(f"The endpoint cannot be reached: {why}.", sent=False, cause=cause) from None
         except aiohttp.ClientResponseError:
-            raise NoResponse("The endpoint's response is not HTTP; does the URL need https://?", sent=True) from None
+            words = "The endpoint's response is not HTTP; does the URL need https://?"
+            raise NoResponse(words, sent=True, cause=FaultCause.WRONG_SERVER) from None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise NoResponse(f"The endpoint closed the connection: {type(error).__name__}.", sent=True) from None
         except TimeoutError:

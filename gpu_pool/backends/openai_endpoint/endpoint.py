@@ -18,9 +18,17 @@ from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
 from gpu_pool.backends.openai_endpoint.availability import BUSY, SILENT, EndpointAvailability, Pauses
 from gpu_pool.backends.openai_endpoint.call_times import Call
 from gpu_pool.backends.openai_endpoint.capabilities import PRIORITY_OWNER, EndpointCapabilities, takes_priority
-from gpu_pool.backends.openai_endpoint.client import CALL_FAILURES, CallTimeout, NoResponse, ResponseAborted, Transport
+from gpu_pool.backends.openai_endpoint.client import (
+    CALL_FAILURES,
+    CallTimeout,
+    NoResponse,
+    ResponseAborted,
+    Transport,
+    fault_of,
+)
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad, LoadReader
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, CallResult, Lost, Unreached
+from gpu_pool.backends.openai_endpoint.faults import EndpointFault, FaultCause
 from gpu_pool.backends.openai_endpoint.messages import MISSING_BODY, rejected_early
 from gpu_pool.backends.openai_endpoint.probe import NO_MODEL, PROBE_TIMEOUT_S, ProbeResult, probe
 from gpu_pool.backends.openai_endpoint.requests import (
@@ -194,7 +202,7 @@ class Endpoint:
         except CallTimeout:
             return ProbeResult(SILENT)
         except CALL_FAILURES as error:
-            return ProbeResult(str(error))
+            return ProbeResult(fault_of(error))
 
     async def _look(self, before: str) -> ProbeResult:
         """Probe the server. Raises CALL_FAILURES."""
@@ -257,7 +265,7 @@ class Endpoint:
             return seen.fault
         if not self._probed.tasks <= seen.tasks:
             # A proxy in front of restarting servers; this is not the client's error.
-            return "The endpoint lacks a route that it had before."
+            return EndpointFault("The endpoint lacks a route that it had before.", FaultCause.WRONG_SERVER)
         if self._probed.listed and seen.listed is False:
             return NO_MODEL
         before = self._probed
@@ -299,7 +307,8 @@ class Endpoint:
         works = now - self._answered_at < WORKED_S
         if isinstance(result, ItemResult):
             if result.error_code in _FAILED_CALLS:
-                self.availability.failed(result.output, item.customer, reached=True)
+                cause = FaultCause.TIMEOUT if result.error_code == TOO_SLOW.error_code else FaultCause.CLOSED
+                self.availability.failed(EndpointFault(result.output, cause), item.customer, reached=True)
             elif result.error_code == ErrorCode.INVALID_OUTPUT:
                 several = self.availability.unusable(item.customer)
                 return msgspec.structs.replace(result, by_input=result.by_input or not several)

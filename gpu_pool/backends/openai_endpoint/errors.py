@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gpu_pool.backends.backend import ItemResult
+from gpu_pool.backends.openai_endpoint.faults import EndpointFault, FaultCause
 from gpu_pool.backends.openai_endpoint.messages import PARAMETERS
 from scheduler.context_length import read_overflow
 from scheduler.errors import ErrorCode
@@ -23,8 +24,8 @@ SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 30.0
 """Limits for the pause that a server asks for."""
 
 KEY_STATUSES = frozenset({401, 403, 407})
-NO_KEY = "The endpoint rejects the key: set TIERLANE_ENDPOINT_API_KEY."
-LOADING = "The endpoint is loading its model."
+NO_KEY = EndpointFault("The endpoint rejects the key: set TIERLANE_ENDPOINT_API_KEY.", FaultCause.KEY_REJECTED)
+LOADING = EndpointFault("The endpoint is loading its model.", FaultCause.LOADING)
 _BUSY = frozenset({429, 503, 529})
 _MISCONFIGURED = frozenset({401, 403, 404, 405, 407})
 _RETRYABLE = frozenset({408, 425})
@@ -118,7 +119,7 @@ def read_refusal(
     named, text = _error_fields(body)
     if status in _MISCONFIGURED or status < 400 or (status in (400, 422) and _NO_MODEL.search(text)):
         key = status in (401, 407)
-        return Broken(NO_KEY if key else f"The endpoint answers {status}.", key=key)
+        return Broken(NO_KEY if key else EndpointFault(f"The endpoint answers {status}.", FaultCause.STATUS), key=key)
     # First: vLLM 0.32 names max_tokens in such an error, and some servers answer 500.
     if overflow := read_overflow(text):
         return ItemResult(overflow.sentence(), 0, ErrorCode.CONTEXT_LENGTH_EXCEEDED)
@@ -137,7 +138,7 @@ def read_refusal(
         )
         fault = next(iter(given), None)
     if fails and fault is None:
-        return Lost(f"The endpoint answers {status}.", by_input=status == 500)
+        return Lost(EndpointFault(f"The endpoint answers {status}.", FaultCause.STATUS), by_input=status == 500)
     if status == 413:
         return ItemResult("The input is larger than the model takes.", 0, ErrorCode.REQUEST_TOO_LARGE)
     return ItemResult(_NOT_ACCEPTED.format(fault) if fault else _REFUSED, 0, ErrorCode.INVALID_REQUEST)

@@ -8,6 +8,7 @@ import msgspec
 from gpu_pool.backends.openai_endpoint.client import EndpointResponse, Transport
 from gpu_pool.backends.openai_endpoint.context import listed_context, read_context
 from gpu_pool.backends.openai_endpoint.errors import KEY_STATUSES, LOADING, NO_KEY, is_loading
+from gpu_pool.backends.openai_endpoint.faults import EndpointFault, FaultCause
 from gpu_pool.backends.openai_endpoint.messages import ROUTES, Body
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
 from scheduler.payload import Task
@@ -16,7 +17,7 @@ PROBE_TIMEOUT_S = 2.0
 NAMED_MODELS = 5  # Names listed in an error message.
 UNNAMED = "default"  # The model name for servers that list none; they ignore it.
 ABSENT = frozenset({404, 405, 501})
-NO_MODEL = "The endpoint has no model yet."
+NO_MODEL = EndpointFault("The endpoint has no model yet.", FaultCause.MODEL_MISSING)
 
 
 class ProbeResult(NamedTuple):
@@ -59,7 +60,8 @@ async def probe(transport: Transport, address: EndpointUrl, before: str = "") ->
     present = {route for route, reply in zip(routes, replies, strict=True) if reply.status not in ABSENT}
     tasks = frozenset(task for task, route in ROUTES.items() if route in present)
     if not tasks:
-        return ProbeResult("The endpoint has neither /completions nor /chat/completions nor /embeddings.", ours=True)
+        none = "The endpoint has neither /completions nor /chat/completions nor /embeddings."
+        return ProbeResult(EndpointFault(none, FaultCause.WRONG_SERVER), ours=True)
     return found._replace(tasks=tasks, context_tokens=tokens)
 
 
@@ -76,8 +78,10 @@ async def _model(transport: Transport, address: EndpointUrl, before: str) -> Pro
         return listless
     health = await transport.get(address.root + "/health", PROBE_TIMEOUT_S)
     if health.status in ABSENT:
+        if reply.status not in ABSENT:
+            return listless
         nothing = f"There is no OpenAI-compatible server at {address.base}: it has neither /models nor /health."
-        return listless if reply.status not in ABSENT else ProbeResult(nothing, ours=True)
+        return ProbeResult(EndpointFault(nothing, FaultCause.WRONG_SERVER), ours=True)
     if health.status != 200:
         return unexpected(health.status, "GET /health")
     return ProbeResult(model=address.model or UNNAMED)
@@ -91,10 +95,9 @@ def is_redirect(status: int) -> bool:
 def unexpected(status: int, request: str) -> ProbeResult:
     """The result of a probe whose request got this status."""
     if is_redirect(status):
-        return ProbeResult(
-            f"The endpoint redirects {request} ({status}): its URL must be the one that it redirects to."
-        )
-    return ProbeResult(f"The endpoint answers {status} to {request}.")
+        redirects = f"The endpoint redirects {request} ({status}): its URL must be the one that it redirects to."
+        return ProbeResult(EndpointFault(redirects, FaultCause.WRONG_SERVER))
+    return ProbeResult(EndpointFault(f"The endpoint answers {status} to {request}.", FaultCause.STATUS))
 
 
 def _chosen(reply: EndpointResponse, wanted: str, before: str) -> ProbeResult:
@@ -102,14 +105,14 @@ def _chosen(reply: EndpointResponse, wanted: str, before: str) -> ProbeResult:
         found = _models.decode(reply.body)
         listed = {str(model["id"]): model for model in (found.data if isinstance(found, _Models) else found)}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
-        return ProbeResult("The endpoint's list of models cannot be read; is its URL that of an OpenAI-compatible API?")
+        unreadable = "The endpoint's list of models cannot be read; is its URL that of an OpenAI-compatible API?"
+        return ProbeResult(EndpointFault(unreadable, FaultCause.WRONG_SERVER))
     names = list(listed)
     if not names:
         return ProbeResult(model=wanted, listed=False) if wanted else ProbeResult(NO_MODEL)
     if wanted and wanted not in names:
-        return ProbeResult(
-            f"The endpoint has no model {wanted!r}; it has {', '.join(names[:NAMED_MODELS])}.", ours=True
-        )
+        missing = f"The endpoint has no model {wanted!r}; it has {', '.join(names[:NAMED_MODELS])}."
+        return ProbeResult(EndpointFault(missing, FaultCause.MODEL_MISSING), ours=True)
     # Servers of several models list them in no stable order.
     model = wanted or (before if before in names else names[0])
     entry = listed[model]

@@ -20,8 +20,10 @@ from gpu_pool.backends.openai_endpoint.client import (
     OpenResponse,
     ResponseAborted,
     Transport,
+    fault_of,
 )
 from gpu_pool.backends.openai_endpoint.errors import CallResult, Lost, Unreached, read_refusal, read_reported
+from gpu_pool.backends.openai_endpoint.faults import EndpointFault, FaultCause
 from gpu_pool.backends.openai_endpoint.messages import (
     MISSING_BODY,
     ROUTES,
@@ -194,7 +196,7 @@ class EndpointCall:
             if isinstance(error, ReportedError):
                 return read_reported(error.document, self._names_sent, time.time())
             if isinstance(error, ResponseAborted):
-                return Lost(str(error))
+                return Lost(fault_of(error))
             raise
         except CallTimeout:
             return self._partial(completion, TOO_SLOW)
@@ -217,7 +219,7 @@ class EndpointCall:
         await self._context.sweep.read(opened.content, take, first_at, until)
         if completion.length or completion.over or self._is_left:
             return self._partial(completion, ABORTED)
-        return Lost("The endpoint's stream ended without output.")
+        return Lost(EndpointFault("The endpoint's stream ended without output.", FaultCause.CLOSED))
 
     def _partial(self, completion: StreamedCompletion, failure: ItemResult) -> ItemResult:
         """The result of a stream that has ended, or that its client has left; else the failure, with the tokens used until then."""
@@ -242,7 +244,8 @@ def failure_of(
     if isinstance(error, InvalidOutput):
         return ItemResult(str(error), 0, ErrorCode.INVALID_OUTPUT, by_input=by_input)
     # A request that the server received may have crashed it, and counts as an attempt.
-    return Unreached(str(error)) if isinstance(error, NoResponse) and not error.sent else Lost(str(error))
+    reason = fault_of(error)
+    return Unreached(reason) if isinstance(error, NoResponse) and not error.sent else Lost(reason)
 
 
 def _input_tokens(item: Item, body_dir: str) -> int:

@@ -11,6 +11,7 @@ from functools import partial
 
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
+from gpu_pool.backends.openai_endpoint.faults import cause_of
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.model_process.frame_socket import FrameConnection
 from gpu_pool.model_process.inputs import UNREADABLE, in_time, read_items
@@ -66,7 +67,9 @@ class EndpointServing:
         self._reported = (0, "")
         self._began = asyncio.Event()
         self.connection = FrameConnection(self._take, end_process, decode_worker_message)
-        endpoint.availability.report = lambda *state: self.send(Available(*state))
+        endpoint.availability.report = lambda wanted, reason, brief: self.send(
+            Available(wanted, str(reason), brief, cause_of(reason))
+        )
         endpoint.replaced = partial(end_process, "The endpoint serves another model now; restarting to load it.")
 
     @property
@@ -155,7 +158,7 @@ class EndpointServing:
         del self._running[seq]
         if isinstance(answer, HandBack):
             self._report()  # First: if the engine refused it, its slot must not be filled again at once.
-            self.send(Refused(seq, answer.reason, answer.counted))
+            self.send(Refused(seq, str(answer.reason), answer.counted))
             return
         send_done(self.send, Done(seq, (time.perf_counter() - started) * 1000, [answer]))
 
