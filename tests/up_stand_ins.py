@@ -49,13 +49,14 @@ def migrate() -> None:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Ready, and healthy with the token; never ready if the scheduler does not start."""
+    """Ready, and healthy with the token; never ready if the scheduler does not start, nor while the file STAND_IN_UNREADY exists."""
 
     def do_GET(self) -> None:
         """Serve /readyz, /internal/dashboard/events, and /internal/autoscale with the content of the file STAND_IN_ADVICE."""
         authorized = self.headers.get("Authorization") == f"Bearer {os.environ['TIERLANE_SERVICE_TOKEN']}"
         allowed = self.path == "/readyz" or authorized
-        self.send_response(503 if os.environ.get("STAND_IN_REFUSES") else 200 if allowed else 401)
+        unready = os.environ.get("STAND_IN_REFUSES") or Path(os.environ.get("STAND_IN_UNREADY", "")).is_file()
+        self.send_response(503 if unready else 200 if allowed else 401)
         self.end_headers()
         advice = Path(os.environ.get("STAND_IN_ADVICE", os.devnull))
         scale = self.path == "/internal/autoscale" and authorized

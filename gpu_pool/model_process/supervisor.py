@@ -145,8 +145,10 @@ class ModelSupervisor:
         process = self._process
         if process is None:
             return
-        self.reason, self.cause = process.note, process.cause
+        before, self.reason, self.cause = self.reason, process.note, process.cause
         if self.status not in _LOADED:
+            if self.reason and self.reason != before:
+                log.info("model is waiting", reason=self.reason, cause=self.cause)
             self._changed()
             return
         log.info("model available" if not process.unavailable else "model paused", reason=process.unavailable)

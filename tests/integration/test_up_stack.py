@@ -31,7 +31,7 @@ from tierlane_local.up.data_dir import DataDir, LogLines, StackError, held_port
 from tierlane_local.up.leftovers import end_leftovers
 from tierlane_local.up.members import body_dir
 from tierlane_local.up.orphan_guard import LEASH_FILE, MARK_VARIABLE
-from tierlane_local.up.readiness import wait_until_ready
+from tierlane_local.up.readiness import Unready, wait_until_ready
 from up_harness import RunningUp, running, working_in
 
 Start = Callable[..., RunningUp]
@@ -119,11 +119,13 @@ async def test_a_stack_is_ready_once_each_gateway_sees_a_worker(
 
     app = web.Application()
     app.add_routes([web.get("/readyz", ready), web.get("/internal/dashboard/events", state)])
+    unready = Unready()
     async with TestServer(app) as server:
-        url = str(server.make_url(""))
-        await wait_until_ready(url, "token", [redis_url], ["default"], ["gateway-1", "gateway-2"], gone_ms=GONE_MS)
+        url, names = str(server.make_url("")), ["gateway-1", "gateway-2"]
+        await wait_until_ready(url, "token", [redis_url], ["default"], names, gone_ms=GONE_MS, unready=unready)
 
     assert looks == []
+    assert (unready.gateways, list(unready.pools)) == (set(), [])
 
 
 async def test_a_second_start_on_one_data_directory(start: Start) -> None:
@@ -221,6 +223,19 @@ async def test_an_ephemeral_stack_leaves_no_data(tmp_path: Path, start: Start) -
 
     assert names(home) == set()
     assert not names(tmp_path / "data") & {"redis", "postgres"}
+
+
+async def test_a_start_that_takes_long_names_what_it_waits_for(tmp_path: Path, start: Start) -> None:
+    """Every few seconds: the processes that are not ready, each with the last line that it printed."""
+    unready = tmp_path / "unready"
+    unready.touch()
+    up = start(env={"STAND_IN_UNREADY": str(unready)})
+
+    await eventually(lambda: "after 5 s, waiting for:" in up.text, "a report", 30.0)
+    unready.unlink()
+    await up.ready()
+
+    assert re.search(r"  gateway-1, which last printed: gateway listens\n", up.text)
 
 
 async def test_a_role_that_rejects_its_settings_ends_the_start(start: Start) -> None:

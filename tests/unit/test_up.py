@@ -267,11 +267,13 @@ def test_lines_have_the_name_of_their_process() -> None:
     lines = LogLines(stream, coloured=False)
     lines.write("worker-1", b"one\n")
     lines.write("gateway-1", b"two\r\n")
+    lines.write("gateway-1", b"  \n")
     output = stream.getvalue()
     stream.close()
     lines.say("lost")
 
-    assert output == b"worker-1    | one\ngateway-1   | two\n"
+    assert output == b"worker-1    | one\ngateway-1   | two\ngateway-1   |   \n"
+    assert [lines.last(name) for name in ("worker-1", "gateway-1", "worker-2")] == ["one", "two", ""]
 
 
 @pytest.mark.parametrize("line", ["", "pid", "pid x", "pid 99999999", "remove /", "remove /etc", "strange 1", "pid -1"])

@@ -25,6 +25,7 @@ from tierlane.settings.checks import is_token
 
 NAME_WIDTH = 11  # "scheduler-1".
 MAX_LINE_BYTES = 64 << 10  # A longer line is split, to limit the memory.
+MAX_LAST_BYTES = 200  # Of the last line of a process, where it is repeated.
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 STACK = "tierlane"
 
@@ -40,6 +41,7 @@ class LogLines:
         self._coloured = coloured
         self._lock = threading.Lock()
         self._prefixes: dict[str, bytes] = {}
+        self._last: dict[str, bytes] = {}
 
     def say(self, message: str) -> None:
         """Write a message of `up`."""
@@ -54,7 +56,13 @@ class LogLines:
         """Copy lines of `source` in a thread until it ends."""
         threading.Thread(target=self._copy, args=(name, source), name=f"log of {name}", daemon=True).start()
 
+    def last(self, name: str) -> str:
+        """The last line of a process that is not blank, cut off; "" if there is none."""
+        return self._last.get(name, b"")[:MAX_LAST_BYTES].decode(errors="replace").strip()
+
     def write(self, name: str, line: bytes) -> None:
+        if not line.isspace():
+            self._last[name] = line
         with self._lock:
             if name not in self._prefixes:
                 text = f"{name:<{NAME_WIDTH}} | "

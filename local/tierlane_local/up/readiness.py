@@ -18,6 +18,14 @@ OK = 200
 DISTRIBUTES = sys.platform == "linux"  # New connections to the gateways on one port; elsewhere one of them gets all.
 
 
+class Unready:
+    """What the stack waits for: `gateways` that are not ready, or `pools` in which a ready gateway sees no healthy worker."""
+
+    def __init__(self, gateways: Collection[str] = ()) -> None:
+        self.gateways = set(gateways)
+        self.pools: Collection[str] = ()
+
+
 async def wait_until_ready(
     http_url: str,
     service_token: str,
@@ -26,23 +34,26 @@ async def wait_until_ready(
     gateways: Collection[str],
     *,
     gone_ms: int,
+    unready: Unready | None = None,
 ) -> None:
-    """Return when each of the gateways serves these pools, in any cell; the caller sets the deadline.
+    """Return when each of the gateways serves these pools, in any cell; the caller sets the deadline, and may read `unready`.
 
     They share a port, so a new connection reaches any of them; a poll makes as many connections as there are gateways.
     """
-    waiting_for = set(gateways)
+    unready = unready or Unready()
+    unready.gateways = set(gateways)
     while True:
         for _ in gateways:
             seen = await asyncio.to_thread(_look, http_url, service_token, pools)
+            unready.pools = seen.unserved if seen is not None else ()
             if seen is None:
                 break
             workers = await measured_workers(redis_urls, seen.unserved, gone_ms) if seen.unserved else {}
             # A pool has not started. With a model that is too slow, it has, but without a healthy worker.
             if any(all(worker.status != SLOW for worker in workers[pool]) for pool in seen.unserved):
                 break
-            waiting_for.discard(seen.gateway)
-            if not waiting_for or not DISTRIBUTES:
+            unready.gateways.discard(seen.gateway)
+            if not unready.gateways or not DISTRIBUTES:
                 return
         await asyncio.sleep(POLL_S)
 

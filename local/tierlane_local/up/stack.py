@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 
 from ledger.catalog.snapshot import CellRow
@@ -33,11 +34,12 @@ from tierlane_local.up.members import Command, RoleEnvironment, RoleMember, body
 from tierlane_local.up.model_processes import ModelProcesses
 from tierlane_local.up.model_times import is_measured, measured_workers, warnings
 from tierlane_local.up.orphan_guard import REMOVABLE_PREFIX, OrphanGuard
-from tierlane_local.up.readiness import wait_until_ready
+from tierlane_local.up.readiness import Unready, wait_until_ready
 from tierlane_local.up.supervisor import Supervisor
 
 READY_TIMEOUT_S = 180.0  # Loading a large model takes minutes.
 LOOK_S = 0.25
+WAITING_EVERY_S = 5.0  # How often the start reports what it waits for.
 
 
 class Stack:
@@ -193,14 +195,29 @@ class Stack:
     async def _ready(self, settings: Settings) -> None:
         token = settings.service_token.get_secret_value()
         gateways = [member.name for member in self._supervisor.members if member.role == "gateway"]
+        unready = Unready(gateways)
+        reports = asyncio.create_task(self._report_waiting(settings, unready))
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 urls = self._cell_urls(settings).values()
                 await wait_until_ready(
-                    self._http_url, token, urls, _pools(settings), gateways, gone_ms=settings.gone_ms
+                    self._http_url, token, urls, _pools(settings), gateways, gone_ms=settings.gone_ms, unready=unready
                 )
         except TimeoutError:
             raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; see the log above.") from None
+        finally:
+            reports.cancel()
+
+    async def _report_waiting(self, settings: Settings, unready: Unready) -> None:
+        """Every few seconds, print the processes that are not ready, each with the last line that it printed."""
+        pool_of = {name: pool.pool for pool in parse_pools(settings.pools, settings.pool) for name in pool.names()}
+        for number in count(1):
+            await asyncio.sleep(WAITING_EVERY_S)
+            workers = [each.name for each in self._supervisor.members if each.role == "worker"]
+            names = [name for name in workers if pool_of.get(name, settings.pool) in unready.pools]
+            self._lines.say(f"after {number * WAITING_EVERY_S:.0f} s, waiting for:")
+            for name in names or sorted(unready.gateways):
+                self._lines.say(f"  {name}, which last printed: {self._lines.last(name) or 'nothing'}")
 
     async def _warn(self, settings: Settings) -> None:
         """Print the limits of each pool, and warn about models that cannot meet them, once they are measured."""
