@@ -198,6 +198,9 @@ async def test_without_postgresql(pool: Pool, redis_url: str) -> None:
     for shown in (by_name, by_id, request):
         assert (shown.exit_code, "hunter2" in shown.stdout) == (0, False)
         assert shown.stdout.splitlines()[-1].startswith("PostgreSQL at ")
+    shown = await explain("acme", "--output", "json", redis_url=redis_url, database_url=NO_POSTGRES)
+    known = json.loads(shown.stdout)
+    assert (known["cells"], known["tiers"][0]["guaranteed_share"]) == ([], None)
     for name in ("acme", request_id):
         shown = await explain(name, redis_url=NO_REDIS, database_url=NO_POSTGRES)
         assert (shown.exit_code, shown.stdout) == (1, "")

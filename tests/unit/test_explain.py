@@ -158,6 +158,10 @@ def test_without_postgresql_the_pool_is_explained() -> None:
 
     assert [words.split(" ", 1)[0] for words in explanation.why] == ["enterprise", "paid", "free", "Capacity"]
     assert (explanation.customer, explanation.tier, explanation.limits) == (CUSTOMER_ID, None, [])
+    assert [(tier.priority, tier.guaranteed_share, tier.guaranteed_rps) for tier in explanation.tiers] == [
+        (None,) * 3
+    ] * 3
+    assert ["free", "unknown", "unknown"] in [line.split()[:3] for line in customer_lines(explanation)]
     assert "-12" not in "\n".join(customer_lines(explanation))
 
 

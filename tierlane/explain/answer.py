@@ -171,7 +171,7 @@ async def _customer(settings: Settings, name: str, refusals: int) -> CustomerExp
         refusals=state.refusals,
         queues=state.queues,
         gpu_share=rows.gpu_share,
-        cells=rows.homes(),
+        cells=rows.homes() if rows.row else (),
         not_read=not_read,
     )
 

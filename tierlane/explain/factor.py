@@ -6,7 +6,6 @@ import msgspec
 
 from ledger.catalog.snapshot import Model, Tier
 from ratelimit.capacity import CapacityEvidence
-from ratelimit.limits import values
 from ratelimit.slot_capacity import ROOM
 from scheduler.protocol.pool_view import Observation
 from tierlane.explain.figures import count, listed, number, percent, rate
@@ -17,12 +16,15 @@ _SEEN = 0.05  # Requests/s below it are not shown as demand.
 
 
 class TierPart(msgspec.Struct, frozen=True):
-    """A tier's part of the capacity; rates in requests/s, demand over all gateways, the rest at one of them."""
+    """A tier's part of the capacity; rates in requests/s, demand over all gateways, the rest at one of them.
+
+    None without the rows of PostgreSQL: not known.
+    """
 
     name: str
-    priority: int
-    guaranteed_share: float
-    guaranteed_rps: float
+    priority: int | None
+    guaranteed_share: float | None
+    guaranteed_rps: float | None
     demand_rps: float
     allocated_rps: float
     factor: float
@@ -66,25 +68,26 @@ def gateways_of(tier: str, observation: Observation) -> list[GatewayPart]:
 
 
 def tier_parts(tiers: Sequence[Tier], observation: Observation, gateway: GatewayPart) -> list[TierPart]:
-    """Every tier by priority, as `gateway` allocates. Without rows the order is the gateways', and shares are 0."""
+    """Every tier by priority, as `gateway` allocates. Without rows the order is that of the gateways, which is the same."""
     stats = next((each.tiers for each in observation.gateways if each.gateway_id == gateway.id), {})
     demand: dict[str, float] = {}
     for each in observation.gateways:
         for name, figures in each.tiers.items():
             demand[name] = demand.get(name, 0.0) + figures.demand_rps
-    known = tiers or [Tier(name, i, 0.0, values(), 0, 0, None, None) for i, name in enumerate(stats, start=1)]
+    rows = {tier.name: tier for tier in sorted(tiers, key=lambda tier: tier.priority)}
     return [
         TierPart(
-            name=tier.name,
-            priority=tier.priority,
-            guaranteed_share=tier.guaranteed_share,
-            guaranteed_rps=round(tier.guaranteed_share * gateway.capacity_rps, 3),
-            demand_rps=round(demand.get(tier.name, 0.0), 3),
-            allocated_rps=stats[tier.name].allocated_rps if tier.name in stats else 0.0,
-            factor=stats[tier.name].factor if tier.name in stats else 1.0,
-            shadow=tier.shadow,
+            name=name,
+            priority=row.priority if row else None,
+            guaranteed_share=row.guaranteed_share if row else None,
+            guaranteed_rps=round(row.guaranteed_share * gateway.capacity_rps, 3) if row else None,
+            demand_rps=round(demand.get(name, 0.0), 3),
+            allocated_rps=stats[name].allocated_rps if name in stats else 0.0,
+            factor=stats[name].factor if name in stats else 1.0,
+            shadow=row.shadow if row else False,
         )
-        for tier in sorted(known, key=lambda tier: tier.priority)
+        for name in rows or stats
+        for row in [rows.get(name)]
     ]
 
 
@@ -121,23 +124,25 @@ def why(tier: str, parts: Sequence[TierPart], capacity: PoolCapacity) -> str:
         total = sum(each.demand_rps for each in parts)
         return f"{state}; the demand of all tiers is {rate(total)}."
     # Higher tiers are served before the last of this tier's demand, and of lower ones what is guaranteed.
+    rank = {each.name: place if each.priority is None else each.priority for place, each in enumerate(parts)}
+    guaranteed_rps = part.guaranteed_rps or 0.0
     higher = [
         f"{each.name} {rate(min(each.allocated_rps, each.demand_rps))}"
         for each in parts
-        if each.priority < part.priority and min(each.allocated_rps, each.demand_rps) >= _SEEN
+        if rank[each.name] < rank[tier] and min(each.allocated_rps, each.demand_rps) >= _SEEN
     ]
     lower = [
         f"{rate(kept)} guaranteed to {each.name}"
         for each in parts
-        if each.priority > part.priority and (kept := min(each.guaranteed_rps, each.demand_rps)) >= _SEEN
+        if rank[each.name] > rank[tier] and (kept := min(each.guaranteed_rps or 0.0, each.demand_rps)) >= _SEEN
     ]
     before = higher + lower
     first = f"; {listed(before)} {'is' if len(before) == 1 else 'are'} served first" if before else ""
     share = ""
-    if part.guaranteed_rps > 0 and abs(part.allocated_rps - part.guaranteed_rps) <= _ALIKE * part.guaranteed_rps:
+    if guaranteed_rps > 0 and abs(part.allocated_rps - guaranteed_rps) <= _ALIKE * guaranteed_rps:
         share = " (its guaranteed share)"
-    elif 0 < part.guaranteed_rps < part.allocated_rps:
-        share = f" ({rate(part.guaranteed_rps)} of it guaranteed)"
+    elif 0 < guaranteed_rps < part.allocated_rps:
+        share = f" ({rate(guaranteed_rps)} of it guaranteed)"
     demand = f"; the demand of {tier} is {rate(part.demand_rps)}, and it gets {rate(part.allocated_rps)}{share}"
     # Limits tighten at once and relax slowly, so the factor may be below what the present figures give.
     deserved = min(1.0, part.allocated_rps / part.demand_rps) if part.demand_rps >= _SEEN else 1.0
@@ -155,7 +160,8 @@ def capacity_words(capacity: PoolCapacity) -> str:
     target = capacity.target_utilization
     sold = "" if target is None else f"{percent(target)} (target_utilization) of "
     if capacity.evidence == CapacityEvidence.FIXED:
-        return f"{figure} is fixed: {sold}{number(capacity.prior_rps or 0)}/s for each of {gpus} (rps_per_gpu_fixed)."
+        each = "an unknown rate" if capacity.prior_rps is None else f"{number(capacity.prior_rps)}/s"
+        return f"{figure} is fixed: {sold}{each} for each of {gpus} (rps_per_gpu_fixed)."
     if capacity.slots and capacity.evidence != CapacityEvidence.PRIOR:
         source = f" ({capacity.slots_source})" if capacity.slots_source else ""
         room = ", so no request is rejected for it" if capacity.running < ROOM * capacity.slots else ""

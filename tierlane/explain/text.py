@@ -10,7 +10,7 @@ from tierlane.explain.factor import TierPart
 from tierlane.explain.figures import columns, count, moment, number, percent, rate, span
 from tierlane.explain.request import RequestExplanation
 
-NONE = "-"
+NONE, UNKNOWN = "-", "unknown"
 _LIMITS = ("LIMIT", "BASE", "OF", "NOW", "LEFT")
 _TIERS = ("TIER", "PRIORITY", "GUARANTEED", "DEMAND", "GETS", "FACTOR")
 _GATEWAYS = ("GATEWAY", "FACTOR", "TIER GETS", "CAPACITY")
@@ -86,6 +86,9 @@ def _limit(line: LimitLine) -> Sequence[str]:
 
 def _tier(part: TierPart) -> Sequence[str]:
     shadow = " (shadow)" if part.shadow else ""
-    guaranteed = f"{rate(part.guaranteed_rps)} ({percent(part.guaranteed_share)})"
+    priority = UNKNOWN if part.priority is None else str(part.priority)
+    guaranteed = UNKNOWN
+    if part.guaranteed_rps is not None and part.guaranteed_share is not None:
+        guaranteed = f"{rate(part.guaranteed_rps)} ({percent(part.guaranteed_share)})"
     demand, gets = rate(part.demand_rps), rate(part.allocated_rps)
-    return part.name + shadow, str(part.priority), guaranteed, demand, gets, percent(part.factor)
+    return part.name + shadow, priority, guaranteed, demand, gets, percent(part.factor)

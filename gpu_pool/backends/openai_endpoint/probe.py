@@ -78,10 +78,9 @@ async def _model(transport: Transport, address: EndpointUrl, before: str) -> Pro
         return listless
     health = await transport.get(address.root + "/health", PROBE_TIMEOUT_S)
     if health.status in ABSENT:
-        if reply.status not in ABSENT:
-            return listless
-        nothing = f"There is no OpenAI-compatible server at {address.base}: it has neither /models nor /health."
-        return ProbeResult(EndpointFault(nothing, FaultCause.WRONG_SERVER), ours=True)
+        words = f"There is no OpenAI-compatible server at {address.base}: it has neither /models nor /health."
+        nothing = EndpointFault(words, FaultCause.WRONG_SERVER)
+        return listless if reply.status not in ABSENT else ProbeResult(nothing, ours=True)
     if health.status != 200:
         return unexpected(health.status, "GET /health")
     return ProbeResult(model=address.model or UNNAMED)
