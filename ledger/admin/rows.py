@@ -4,9 +4,11 @@ Functions that need or change one row raise ChangeRejected if it does not exist 
 """
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
@@ -26,9 +28,10 @@ from ledger.admin.changes import (
     transaction_time,
 )
 from ledger.admin.errors import THINGS, ChangeRejected
+from ledger.catalog.snapshot import CellRow
 from ledger.postgres import Connection, statement
 from ledger.schema.catalog import api_keys, cells, config_changes, cordons, customers, models, prices, quotas, tiers
-from scheduler.cells.places import login_options
+from scheduler.cells.places import cells_of, login_options
 from scheduler.redis_client.keys import DEFAULT_CELL, place_name
 
 _live = and_(api_keys.c.revoked_at.is_(None), or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.now()))
@@ -257,12 +260,21 @@ async def _find(connection: Connection, worker: str) -> Row | None:
 
 
 async def list_cells(connection: Connection) -> list[Row]:
-    """All cells, the default one first, also if it has no row; each with the number of customers that name it."""
-    named = _count(customers, customers.c.cell == cells.c.name).label("customers")
-    rows = await fetch(connection, select(*seen(cells), named).order_by(cells.c.name))
+    """All cells, the default one first, also if it has no row."""
+    rows = await fetch(connection, select(*seen(cells)).order_by(cells.c.name))
     if all(row["name"] != DEFAULT_CELL for row in rows):
-        rows.append({"name": DEFAULT_CELL, "redis_url": None, "state": "open", "weight": 1.0, "customers": 0})
+        rows.append({"name": DEFAULT_CELL, "redis_url": None, "state": "open", "weight": 1.0})
     return sorted(rows, key=lambda row: (row["name"] != DEFAULT_CELL, row["name"]))
+
+
+async def count_residents(connection: Connection, rows: Sequence[Row]) -> Counter[str]:
+    """The number of customers in each of the cells `rows`, of `list_cells`: those that name it, and those that are there by
+    their id. One with a spread counts in each of its cells. Reads all customers.
+    """
+    views = [CellRow(row["name"], row["redis_url"], row["state"], row["weight"]) for row in rows]
+    wanted = select(cast(customers.c.id, String).label("id"), customers.c.cell, customers.c.spread)
+    living = (cells_of(row["id"], views, row["cell"], row["spread"]) for row in await fetch(connection, wanted))
+    return Counter(chain.from_iterable(living))
 
 
 async def cell_change_age_s(connection: Connection, name: str) -> float | None:

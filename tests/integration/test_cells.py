@@ -1,5 +1,6 @@
 """`tierlane cell`, and the verbs that read all cells, with real servers."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from integration.dead_letter_fixtures import customer as dead_letter_customer
 from integration.dead_letter_fixtures import letter, worker
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.loader import load
+from ledger.catalog.snapshot import CellRow
 from ledger.jobs import NewJob, count_open_jobs, insert_jobs
 from pool import Pool, done
+from scheduler.cells.places import cells_of
 from scheduler.protocol.audit_outbox import name_of
 from scheduler.redis_client.keys import Keys, hash_tag
 
@@ -71,10 +74,15 @@ async def test_a_cell_is_opened_drained_and_closed(admin: Admin, db: Connection)
 
 
 async def test_the_list_shows_what_is_in_each_cell(admin: Admin, west: Pool, db: Connection) -> None:
-    """Customers that name it, requests, GPUs; never a password; a cell that does not respond is named."""
+    """Customers that name it or are there by their id, requests, GPUs; never a password; a cell that does not respond is named."""
     await admin.done("cell", "open", "west")
     await admin.done("cell", "open", "lost", "--redis-url", AWAY, "--force")
     await admin.done("customer", "create", "acme", "--tier", "paid", "--cell", "west", "--spread", "2")
+    for name in ("ann", "bob", "eve"):
+        await admin.done("customer", "create", name, "--tier", "paid")
+    cells = [CellRow(name, None, "open", 1.0) for name in ("lost", "west")]
+    known = [tuple(row) for row in await db.fetch("SELECT id::text, cell, spread FROM customers")]
+    living = Counter(home for id_, cell, spread in known for home in cells_of(id_, cells, cell, spread))
     await west.queue(3)
     await west.form([("free", 2)])
     await west.worker_beats("w1")
@@ -84,9 +92,10 @@ async def test_the_list_shows_what_is_in_each_cell(admin: Admin, west: Pool, db:
 
     assert list(rows) == ["default", "lost", "west"]
     names = ("state", "customers", "waiting", "running", "healthy_gpus", "problem")
-    assert [rows["west"][name] for name in names] == ["open", 1, 1, 2, 1, None]
-    assert [rows["default"][name] for name in names] == ["open", 0, 0, 0, 0, None]
-    assert [rows["lost"][name] for name in names] == ["open", 0, None, None, None, "not responding"]
+    assert [rows["west"][name] for name in names] == ["open", living["west"], 1, 2, 1, None]
+    assert [rows["default"][name] for name in names] == ["open", living["default"], 0, 0, 0, None]
+    assert [rows["lost"][name] for name in names] == ["open", living["lost"], None, None, None, "not responding"]
+    assert living.total() == 5
     assert rows["lost"]["server"] == AWAY
     shown = await away.done("cell", "list")
     assert "redis://127.0.0.1:1/0" in shown

@@ -11,7 +11,15 @@ from typing import NamedTuple
 from redis.asyncio import Redis
 
 from ledger.admin.changes import Row, changing
-from ledger.admin.rows import cell_change_age_s, close_cell, drain_cell, list_cells, list_tiers, open_cell
+from ledger.admin.rows import (
+    cell_change_age_s,
+    close_cell,
+    count_residents,
+    drain_cell,
+    list_cells,
+    list_tiers,
+    open_cell,
+)
 from ledger.catalog.loader import read_models
 from ledger.catalog.quotas import BadCatalogRow
 from ledger.catalog.snapshot import CellRow
@@ -120,10 +128,13 @@ async def _contents(settings: Settings, layout: Layout, name: str) -> CellConten
 
 
 async def show_cells(call: VerbCall) -> int:
-    """Print all cells with what waits and runs there."""
+    """Print all cells with their customers, and what waits and runs there."""
     async with database(call.settings, APPLICATION) as connection:
         layout = await _layout(connection, call.settings)
-    rows = await asyncio.gather(*(_row(call.settings, layout, row) for row in layout.cells.values()))
+        residents = await count_residents(connection, list(layout.cells.values()))
+    rows = await asyncio.gather(
+        *(_row(call.settings, layout, row | {"customers": residents[name]}) for name, row in layout.cells.items())
+    )
     print_rows(call.output, COLUMNS, rows, "cells")
     return 0
 
