@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.cells import Homes
 from gateway.config import GatewayConfig
+from gateway.served_models import model_not_found, model_required
 from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Identity
 from ratelimit.request_limits import RequestLimits
@@ -89,6 +90,24 @@ class Pools:
         if place_name(pool, cell) not in self._served and self.homes.residence(identity) is Residence.HERE:
             cell = DEFAULT_CELL  # It waits there until its cell is served, if that is not its home still.
         return self.in_cell(pool, cell) or own
+
+    def permitted(self, identity: Identity, model: str | UnsetType, param: str) -> str | UnsetType:
+        """The model that a caller may use: the named one; without a name the default one (UNSET), or the first of its own.
+
+        Raises RequestError `model_not_found` with `param` for any other.
+        """
+        allowed = identity.models
+        if allowed is None or model in allowed:
+            return model
+        names = self.names()
+        if model is not UNSET:
+            raise model_not_found(param, names, allowed)
+        if self.own.inference.models.unnamed(self._catalog.snapshot) in allowed:
+            return UNSET
+        for name in allowed:
+            if name in names:
+                return name
+        raise model_required(param, names, allowed)
 
     def in_cell(self, pool: str, cell: str) -> "InferencePipeline | None":
         """The pipeline of a pool in a cell; None if no pool has this name. Raises RequestError as `place`."""

@@ -1,4 +1,7 @@
-"""The models that a pool serves, and the error for any other."""
+"""The models that a pool serves, and the error for any other.
+
+A key may be limited to some models (Identity.models). Any other is an unknown model for it, and is not named in errors.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -10,8 +13,13 @@ from scheduler.errors import ErrorCode, RequestError
 MAX_LISTED = 10
 
 
+def visible(names: Collection[str], allowed: Collection[str] | None) -> Collection[str]:
+    """The names that a key with this list of models sees; None: all."""
+    return names if allowed is None else [name for name in names if name in allowed]
+
+
 def named(names: Collection[str]) -> str:
-    """A sentence with the first names of the models served, which `GET /v1/models` shows to every customer."""
+    """A sentence with the first names of the models that `GET /v1/models` shows."""
     if not names:
         return "No model is served now."
     listed = ", ".join(f"`{name}`" for name in sorted(names)[:MAX_LISTED])
@@ -19,9 +27,27 @@ def named(names: Collection[str]) -> str:
     return f"Models: {listed}{more}."
 
 
-def model_not_found(param: str, names: Collection[str]) -> RequestError:
-    """The error for a model that is not served, with the names of those that are."""
-    return RequestError(ErrorCode.MODEL_NOT_FOUND, f"There is no such model. {named(names)}", param)
+def model_not_found(param: str, names: Collection[str], allowed: Collection[str] | None = None) -> RequestError:
+    """The error for a model that is not served, with the names of those that are.
+
+    `allowed`: the models of the key, None for all. The error is the same whether the model exists or not.
+    """
+    if allowed is None:
+        return RequestError(ErrorCode.MODEL_NOT_FOUND, f"There is no such model. {named(names)}", param)
+    message = f"There is no such model, or this key may not use it. {_named_for_key(names, allowed)}"
+    return RequestError(ErrorCode.MODEL_NOT_FOUND, message, param)
+
+
+def model_required(param: str, names: Collection[str], allowed: Collection[str] | None = None) -> RequestError:
+    """The error for a request without a model, if there is no default one. `allowed` as in `model_not_found`."""
+    models = named(names) if allowed is None else _named_for_key(names, allowed)
+    message = f"`{param}` is required: there is no default model. {models}"
+    return RequestError(ErrorCode.MODEL_NOT_FOUND, message, param)
+
+
+def _named_for_key(names: Collection[str], allowed: Collection[str]) -> str:
+    seen = visible(names, allowed)
+    return named(seen) if seen else "No model that this key may use is served now."
 
 
 class ServedModels:
@@ -51,10 +77,12 @@ class ServedModels:
         wanted: str | UnsetType,
         param: str = "model",
         all_names: Callable[[], Collection[str]] | None = None,
+        allowed: Collection[str] | None = None,
     ) -> str:
         """The name of the model to run. Raises RequestError `model_not_found` with `param`.
 
-        `all_names`: those of the models of all pools, for the message.
+        `all_names`: those of the models of all pools, for the message. `allowed`: those of the key, also only for the
+        message: what a key may use is decided before its request is placed.
 
         Without a wish it is the default one, or the pool's only enabled model; with neither the client has to choose.
         """
@@ -62,13 +90,15 @@ class ServedModels:
         if wanted is UNSET:
             if self._unnamed is not None:
                 return self._unnamed
-            names = all_names() if all_names is not None else served
-            raise RequestError(
-                ErrorCode.MODEL_NOT_FOUND, f"`{param}` is required: there is no default model. {named(names)}", param
-            )
+            raise model_required(param, all_names() if all_names is not None else served, allowed)
         if wanted in served:
             return wanted
-        raise model_not_found(param, all_names() if all_names is not None else served)
+        raise model_not_found(param, all_names() if all_names is not None else served, allowed)
+
+    def unnamed(self, snapshot: Snapshot | None) -> str | None:
+        """The model of a request that names none; None if such a request is rejected."""
+        self.names(snapshot)
+        return self._unnamed
 
     def _look(self, models: Mapping[str, Model]) -> None:
         served = frozenset(name for name, row in models.items() if row.enabled and row.pool == self._pool)

@@ -181,6 +181,7 @@ class GatewayParts(PoolParts):
         return Entry(
             own=self.inference,
             place_call=self.pools.place,
+            permit=self.pools.permitted,
             largest=self.pools.largest,
             limits_of=self.pools.limits_of,
             authenticator=self.authenticator,

@@ -141,7 +141,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         404,
         _INVALID,
         "There is no such model.",
-        "No enabled model has this name, or there is no default model.",
+        "No enabled model has this name, the key may not use it, or there is no default model.",
         "Choose a name from `GET /v1/models`.",
         retry=False,
     ),

@@ -91,6 +91,7 @@ class AccountEndpoint:
             "weight": identity.weight,
             "gpu_share": home.gpu_share(identity),
             "key_id": identity.key_id,
+            "models": None if identity.models is None else list(identity.models),
             "limits": limits_document(identity, limits, home.customer_limits.factor(identity)),
             "remaining": remaining_document(limits, left),
             "as_of": "now" if exact else "estimate",

@@ -70,7 +70,7 @@ class AccountUsage(TypedDict):
 
 class Account(AccountUsage):
     """Whom the key belongs to, and where it stands. `gpu_share`: of the GPU time of its tier in the last minute, 0..1; null if
-    none was used. `weight`: its part of that time while others of the tier wait.
+    none was used. `weight`: its part of that time while others of the tier wait. `models`: those that the key may use; null: all.
     """
 
     customer: str
@@ -79,6 +79,7 @@ class Account(AccountUsage):
     weight: float
     gpu_share: float | None
     key_id: str
+    models: list[str] | None
     limits: LimitsNow
     remaining: Remaining
     as_of: str

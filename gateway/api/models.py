@@ -11,7 +11,7 @@ from gateway.http.problem_details import wants_problem
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.limits.customer_limits import CustomerLimits
-from gateway.served_models import model_not_found
+from gateway.served_models import model_not_found, visible
 from ledger.catalog.snapshot import Identity
 
 OWNER = "tierlane"
@@ -33,7 +33,7 @@ class ModelEntry(TypedDict):
 
 
 class ModelList(TypedDict):
-    """All models, by name."""
+    """The models that the key may use, by name."""
 
     object: Literal["list"]
     data: list[ModelEntry]
@@ -84,9 +84,9 @@ class Models:
         self._error_responses = error_responses
 
     async def list(self, request: RoutedRequest) -> HttpResponse:
-        """List all served models. Raises RequestError for an unknown caller."""
+        """List the served models that the key may use. Raises RequestError for an unknown caller."""
         identity = self._authenticator.identify(request, KEY_HEADER)
-        names = sorted(self._served.names())
+        names = sorted(visible(self._served.names(), identity.models))
         if VERSION_HEADER in request.headers:
             models = [self._messages_model(name) for name in names]
             ends = (names[0], names[-1]) if names else (None, None)
@@ -99,11 +99,11 @@ class Models:
         """Return one model, or `model_not_found`. Raises RequestError for an unknown caller."""
         identity = self._authenticator.identify(request, KEY_HEADER)
         name = unquote(request.tail)
-        if name in self._served.names():
+        if name in visible(self._served.names(), identity.models):
             is_messages = VERSION_HEADER in request.headers
             document = self._messages_model(name) if is_messages else self._document(name)
             return self._respond(request, identity, document)
-        error = model_not_found("model", self._served.names())
+        error = model_not_found("model", self._served.names(), identity.models)
         headers = self._limits_of(identity).headers(identity)
         return self._error_responses.answer(error, request.request_id, headers, problem=wants_problem(request.headers))
 

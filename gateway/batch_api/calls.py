@@ -155,12 +155,16 @@ def member_id(request_id: str, index: int) -> str:
 
 
 def identity_of(catalog: Catalog, customer_id: str, key_id: str) -> Identity | None:
-    """The customer of a batch as it is now; None while it is suspended or unknown. The limit of the key does not apply."""
+    """The customer of a batch as it is now; None while it is suspended or unknown.
+
+    The limit of the key does not apply. Its models do, also once it is revoked.
+    """
     snapshot = catalog.snapshot
     row = None if snapshot is None else snapshot.customers.get(customer_id)
     if snapshot is None or row is None or row.suspended:
         return None
-    return row.identity(key_id)
+    identity, key = row.identity(key_id), snapshot.keys.get(key_id)
+    return identity if key is None else msgspec.structs.replace(identity, models=key.identity.models)
 
 
 def _error(status: RequestStatus, api_format: ApiFormat) -> RequestError:

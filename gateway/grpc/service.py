@@ -31,10 +31,11 @@ from gateway.http.response import HttpResponse
 from gateway.http.router import ConnectionShare, CustomerConnections
 from gateway.http.validation import invalid
 from gateway.inference.entry import Entry
+from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
 
-Describe = Callable[[str, str], Message]
-"""From the name and version of a model."""
+Describe = Callable[[Identity, str, str], Message]
+"""From the caller, and the name and version of a model."""
 
 
 class InferenceService:
@@ -86,13 +87,13 @@ class InferenceService:
         """The name and version of the server."""
         return ServerMetadataResponse(name="tierlane", version=self._parts.version, extensions=["parameters"])
 
-    def model_ready(self, name: str, version: str) -> Message:
+    def model_ready(self, identity: Identity, name: str, version: str) -> Message:
         """Whether requests of a model are served. Raises RequestError for an unknown model."""
-        return ModelReadyResponse(ready=self._parts.readiness(name, version).ready)
+        return ModelReadyResponse(ready=self._parts.readiness(identity, name, version).ready)
 
-    def model_metadata(self, name: str, version: str) -> Message:
+    def model_metadata(self, identity: Identity, name: str, version: str) -> Message:
         """The tensors of a model. Raises RequestError for an unknown model."""
-        found = self._parts.metadata(name, version)
+        found = self._parts.metadata(identity, name, version)
         response = ModelMetadataResponse(name=found.name, versions=found.versions, platform=found.platform)
         for tensors, described in ((response.inputs, found.inputs), (response.outputs, found.outputs)):
             for each in described:
@@ -180,10 +181,10 @@ class InferenceService:
         share = self._connections.share()
         request = GrpcRequest(context, share, auxiliary=True)
         try:
-            self._parts.authenticator.identify(request)
+            identity = self._parts.authenticator.identify(request)
             raw = await self._message(context)
             message: Any = kind.FromString(raw if isinstance(raw, bytes) else b"")
-            return describe(message.name, message.version).SerializeToString()
+            return describe(identity, message.name, message.version).SerializeToString()
         except DecodeError:
             self._fail(context, invalid(None, f"The message is not a {kind.DESCRIPTOR.name}."), request.request_id)
         except RequestError as error:

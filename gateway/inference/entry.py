@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 from msgspec import UnsetType
 
 from gateway.api.format import InferenceRequest, check_size
@@ -32,6 +33,9 @@ from scheduler.errors import ErrorCode, RequestError
 Place = Callable[[Identity, str | UnsetType, str], InferencePipeline]
 """The pipeline of a model's pool in a cell, "" for the customer's own. Raises RequestError `no_capacity` while it is starting."""
 
+Permit = Callable[[Identity, str | UnsetType, str], str | UnsetType]
+"""The model that a caller may use, from the one that it names in a field. Raises RequestError `model_not_found`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -43,6 +47,7 @@ class Entry:
 
     own: InferencePipeline
     place_call: Place
+    permit: Permit
     largest: Callable[[], RequestLimits]
     limits_of: Callable[[Identity], CustomerLimits]
     authenticator: Authenticator
@@ -74,7 +79,15 @@ class Entry:
 
     def decode(self, call: InferenceCall, raw: bytes) -> None:
         """Decode and check the body. Raises RequestError that names the field."""
-        self.accept(call, call.api_format.read(raw, self.largest().input_bytes), len(raw))
+        try:
+            body = call.api_format.read(raw, self.largest().input_bytes)
+        except RequestError as error:
+            # A format that checks the model does not know the caller, to whom the error may name only its own models.
+            field, allowed = call.api_format.model_field, call.identity.models
+            if error.code is ErrorCode.MODEL_NOT_FOUND and error.param == field and allowed is not None:
+                self.permit(call.identity, "", field)
+            raise
+        self.accept(call, body, len(raw))
 
     def accept(self, call: InferenceCall, body: InferenceRequest, size: int) -> None:
         """Take a decoded body of `size` bytes, with the tier that it selects. Raises RequestError that names the field."""
@@ -82,9 +95,18 @@ class Entry:
         if body.service_tier is not None:
             call.identity = served_as(call.identity, body.service_tier, self.catalog.snapshot)
 
+    def pipeline_of(self, call: InferenceCall, cell: str = "") -> InferencePipeline:
+        """The pipeline of the call's model, which its caller must be allowed to use. Raises RequestError."""
+        if call.identity.models is not None:
+            model = self.permit(call.identity, call.body.model, call.api_format.model_field)
+            if model is not call.body.model:
+                call.body = msgspec.structs.replace(call.body, model=model)
+        pipeline = call.pipeline = self.place_call(call.identity, call.body.model, cell)
+        return pipeline
+
     def place(self, call: InferenceCall, cell: str = "") -> InferencePipeline:
         """Find the pipeline that serves the call. `cell`: of CustomerMoved. Raises RequestError."""
-        pipeline = call.pipeline = self.place_call(call.identity, call.body.model, cell)
+        pipeline = self.pipeline_of(call, cell)
         check_size(call.body, call.size, pipeline.limits())
         return pipeline
 

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.api.format import InferenceRequest, InferenceResult, missing_capability
-from gateway.api.inference import ApiFormat
+from gateway.api.format import InferenceResult, missing_capability
 from gateway.config import GatewayConfig
 from gateway.direct.mode import Direct
 from gateway.http.error_responses import ErrorResponses
@@ -119,10 +118,10 @@ class InferencePipeline:
         """The limits of one request."""
         return self._parts.limits.request
 
-    def payload(self, body: InferenceRequest, api_format: ApiFormat) -> Payload:
+    def payload(self, call: InferenceCall) -> Payload:
         """The model's payload for the first input. Raises RequestError for an unknown model, and for a missing capability."""
-        parts = self._parts
-        model = self.models.choose(parts.catalog.snapshot, body.model, api_format.model_field, parts.all_names)
+        parts, body, field = self._parts, call.body, call.api_format.model_field
+        model = self.models.choose(parts.catalog.snapshot, body.model, field, parts.all_names, call.identity.models)
         document = body.document
         if document is None:
             return body.payload(model, passed_on=False)
@@ -140,7 +139,7 @@ class InferencePipeline:
 
         Raises RequestError: `model_not_found`; a missing capability; more inputs than can ever be admitted together.
         """
-        payload = self.payload(call.body, call.api_format)
+        payload = self.payload(call)
         call.passed_on = call.body.document is not None and payload.task in DOCUMENTS
         if not call.body.more:
             first = call.pending = self.build_pending(

@@ -11,9 +11,8 @@ from gateway.inference.token_estimate import input_tokens
 
 def token_count(entry: Entry, call: InferenceCall, document: Callable[[int], object]) -> HttpResponse:
     """The response to a decoded call; `document`: its body for a number of tokens. Raises RequestError."""
-    pipeline = entry.place_call(call.identity, call.body.model, "")
-    call.pipeline = pipeline
-    payload, _ = with_document(pipeline.payload(call.body, call.api_format), call.body, call.request_id, None)
+    pipeline = entry.pipeline_of(call)
+    payload, _ = with_document(pipeline.payload(call), call.body, call.request_id, None)
     count = input_tokens(payload, len(payload.input.encode()), call.body.document)
     pipeline.events.answered(call.api_format.endpoint, call.identity)
     limits, form = pipeline.customer_limits.lines(call.identity, None), call.api_format.form

@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from ledger.admin.changes import Change, Row, add, alter, fetch, find, remove, transaction_time
 from ledger.admin.errors import QUOTA_FORMS, BadValue, ChangeRejected
-from ledger.admin.rows import find_customer
+from ledger.admin.rows import check_models, find_customer
 from ledger.catalog.api_key import NewKey, mint
 from ledger.catalog.quotas import BadCatalogRow, name_of, parse_quota
 from ledger.catalog.snapshot import Quota
@@ -28,13 +28,21 @@ async def create_key(
 ) -> tuple[NewKey, Change]:
     """Issue a key to a customer, by name or id."""
     owner = await find_customer(connection, customer)
+    await check_models(connection, limit.get("models"), owner)
     return await _issue(connection, owner, name, lifetime, limit)
+
+
+async def alter_key(connection: Connection, key_id: str, values: Row) -> Change:
+    """Change the limit, the weight or the models of a key."""
+    old = await find(connection, api_keys, key_id)
+    await check_models(connection, values.get("models"), await find(connection, customers, old["customer_id"]))
+    return await alter(connection, api_keys, old, values)
 
 
 async def rotate_key(
     connection: Connection, key_id: str, grace: timedelta, lifetime: timedelta | None
 ) -> tuple[NewKey, list[Change]]:
-    """Issue a second key with the same name and limit. The old one expires after `grace`, if not before.
+    """Issue a second key with the same name, limit and models. The old one expires after `grace`, if not before.
 
     Without `lifetime` the new key gets the lifetime of the old one.
     """
@@ -46,7 +54,7 @@ async def rotate_key(
             raise ChangeRejected(f"Key {old['id']} cannot be rotated: it is {how} since {since}; create a new one.")
     meant = old["expires_at"] and old["expires_at"] - old["created_at"]
     owner = await find(connection, customers, old["customer_id"])
-    limit = {name: old[name] for name in ("requests_per_second", "burst")}
+    limit = {name: old[name] for name in ("requests_per_second", "burst", "models")}
     new, issued = await _issue(connection, owner, old["name"], lifetime or meant, limit)
     end = min(now + grace, old["expires_at"] or datetime.max.replace(tzinfo=now.tzinfo))
     return new, [issued, await alter(connection, api_keys, old, {"expires_at": end})]

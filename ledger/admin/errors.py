@@ -44,6 +44,7 @@ QUOTA_FORMS = (
 
 _LETTERS = "must begin with a letter from a to z and go on with at most 62 of a-z, 0-9, _ and -"
 _PLAIN = "must have 1 to 200 characters, no control characters"
+_MODELS = "must be 1 to 100 names of models"
 _WORDS = {
     "ck_tiers_name": _LETTERS,
     "ck_models_pool": _LETTERS,
@@ -64,6 +65,8 @@ _WORDS = {
     "ck_api_keys_expires_at": "must be later than the key's beginning",
     "ck_api_keys_limit": "must be given with burst, or both must be left out",
     "ck_quotas_quota": f"must be an amount and a period, such as {QUOTA_FORMS}",
+    "ck_customers_models": _MODELS,
+    "ck_api_keys_models": _MODELS,
     "ck_cordons_worker": "must have 1 to 200 characters, no control characters",
     "ck_cordons_reason": "must have at most 500 characters, no control characters",
     "ck_quotas_owner": "must be of one customer or of one tier",

@@ -148,6 +148,18 @@ async def check_tier(connection: Connection, name: str) -> None:
         raise ChangeRejected(f"There is no tier named {name}; there are {', '.join(names)}.")
 
 
+async def check_models(connection: Connection, names: Sequence[str] | None, owner: Row | None = None) -> None:
+    """Raises ChangeRejected for a model that does not exist, or that the key of `owner` could not use anyway."""
+    known = [row["name"] for row in await fetch(connection, select(models.c.name).order_by(models.c.name))]
+    allowed = None if owner is None else owner["models"]
+    for name in names or ():
+        if name not in known:
+            raise ChangeRejected(f"There is no model named {name}; there are {', '.join(known) or 'none'}.")
+        if owner is not None and allowed is not None and name not in allowed:
+            may = ", ".join(allowed)
+            raise ChangeRejected(f"Customer {owner['name']} may not use the model {name}, only {may}.")
+
+
 async def list_prices(connection: Connection, model: str | None = None) -> list[Row]:
     """The prices of all models or of one, the latest first, each with its state: past, now or later."""
     same = prices.alias()

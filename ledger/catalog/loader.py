@@ -13,7 +13,18 @@ from math import inf, isfinite
 from typing import Any, NamedTuple, TypeVar
 
 from ledger.catalog.quotas import BadCatalogRow, Held, QuotaBook
-from ledger.catalog.snapshot import CellRow, Customer, Identity, Key, Model, Price, Quota, Snapshot, Tier
+from ledger.catalog.snapshot import (
+    CellRow,
+    Customer,
+    Identity,
+    Key,
+    Model,
+    Price,
+    Quota,
+    Snapshot,
+    Tier,
+    allowed_models,
+)
 from ledger.postgres import Connection, statement
 from ratelimit.limits import AUXILIARY_COLUMNS, LIMIT_COLUMNS, usable_spread
 
@@ -70,7 +81,7 @@ def customers_from(
 
     A generator, so that the caller can run other tasks in between. Raises BadCatalogRow.
     """
-    for id_, name, tier_name, suspended, *own, queue_ms, hosts, weight, cell, spread in rows:
+    for id_, name, tier_name, suspended, *own, queue_ms, hosts, weight, cell, spread, models in rows:
         tier = tiers.get(tier_name)
         if tier is None:
             raise BadCatalogRow(f"customers row {name!r} has the unknown tier {tier_name!r}.")
@@ -92,6 +103,7 @@ def customers_from(
             weight,
             cell,
             spread if spread == 1 else usable_spread(limits, spread),
+            None if models is None else tuple(models),
         )
         if queue_ms is not None and queue_ms <= 0:
             _positive("customers", name, wait=queue_ms)
@@ -104,7 +116,7 @@ def customers_from(
 
 def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterator[tuple[str, Key]]:
     """The keys by id. A generator, as `customers_from`. Raises BadCatalogRow."""
-    for key_id, customer_id, secret_hash, expires_at, revoked, rate, burst, weight in rows:
+    for key_id, customer_id, secret_hash, expires_at, revoked, rate, burst, weight, models in rows:
         customer = customers.get(customer_id)
         if customer is None or len(secret_hash) != 32:
             raise BadCatalogRow(f"api_keys row {key_id!r} has no customer or no SHA-256.")
@@ -118,6 +130,7 @@ def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterato
             customer.max_queue_ms,
             customer.priority,
             customer.cell,
+            customer.models if models is None else allowed_models(models, customer.models),
             limits=customer.limits,
             quotas=customer.quotas,
             key_rate=rate or 0.0,

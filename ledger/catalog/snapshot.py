@@ -3,7 +3,7 @@
 Structs of msgspec, because a hundred thousand keys are built of them and they cost a fifth of a dataclass.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -55,6 +55,7 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
     weight: float = 1.0  # Its part of the tier's GPU time, in proportion to the weights of others that wait.
     cell: str | None = None  # None: chosen by its id.
     spread: int = 1  # The number of cells that it can use (`usable_spread`).
+    models: tuple[str, ...] | None = None  # Those that its keys may use; None: all.
 
     def identity(self, key_id: str = "") -> "Identity":
         """A caller of this customer, without a limit of its key."""
@@ -66,6 +67,7 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
             self.max_queue_ms,
             self.priority,
             self.cell,
+            self.models,
             limits=self.limits,
             quotas=self.quotas,
             weight=self.weight,
@@ -83,6 +85,12 @@ class Identity(BaseLimits, frozen=True, gc=False):
     max_queue_ms: int | None
     priority: int = 0  # The tier's, 1 first; 0: not known.
     cell: str | None = None  # The customer's, as in Customer.
+    models: tuple[str, ...] | None = None  # Those that it may use, of the customer's and of the key's; None: all.
+
+
+def allowed_models(own: Iterable[str], of_customer: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The models of a key with a list of its own, in its order. A key cannot have more than its customer."""
+    return tuple(name for name in own if of_customer is None or name in of_customer)
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):

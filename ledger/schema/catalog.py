@@ -17,7 +17,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from ledger.schema.metadata import NAME_PATTERN, check, column, flag, limit_check, matches, metadata, one_of, within
 from ratelimit.limits import AUXILIARY_COLUMNS, LIMIT_COLUMNS, MOST_COUNT, MOST_RATE
@@ -36,6 +36,14 @@ QUOTA_PATTERN = (
     f"|([1-9][0-9]{{0,5}}{_PART}|{_BELOW_1}) usd)"
     f" ?(/|per) ?([1-9][0-9]{{0,3}})? ?({'|'.join(PERIOD_S)})s?$"
 )
+
+MODEL_NAME = "[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}"
+ALLOWED_MODELS = (
+    "array_ndims(models) = 1 AND cardinality(models) <= 100 AND array_position(models, NULL) IS NULL"
+    " AND array_to_string(models, '') !~ ','"
+    f" AND array_to_string(models, ',') ~ '^{MODEL_NAME}(,{MODEL_NAME})*$'"
+)
+"""A list of names without NULL, not empty."""
 
 _HOST = r"(\[[0-9a-f:.]+\]|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?)"
 _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
@@ -136,6 +144,7 @@ customers = Table(
     ),
     column("cell", Text, "Its cell; null: chosen by its id.", ForeignKey("cells.name", onupdate="CASCADE"), null=True),
     column("spread", SmallInteger, "Number of cells that it uses, each with a part of its limits.", server_default="1"),
+    column("models", ARRAY(Text), "Models that its keys may use; null: all.", null=True),
     check("name", r"length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND name = btrim(name)"),
     one_of("status", "active", "suspended"),
     check("callback_hosts", f"length(callback_hosts) <= 2000 AND callback_hosts ~* '{HOSTS_PATTERN}'"),
@@ -143,6 +152,7 @@ customers = Table(
     within("max_queue_ms", 1, MOST_WAIT_MS),
     within("weight", 0.01, 1000),
     within("spread", 1, 64),
+    check("models", ALLOWED_MODELS),
     comment="Customers. The view customer_limits has their limits in force.",
 )
 
@@ -170,6 +180,7 @@ api_keys = Table(
         "Part of its customer's GPU time, against its other keys; null: shared by those without.",
         null=True,
     ),
+    column("models", ARRAY(Text), "Models that it may use, of those of its customer; null: all of these.", null=True),
     matches("id", "^[a-z0-9]{12}$"),
     check("name", "length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]'"),
     check("secret_hash", "octet_length(secret_hash) = 32"),
@@ -177,6 +188,7 @@ api_keys = Table(
     check("requests_per_second", f"requests_per_second > 0 AND requests_per_second <= {MOST_RATE}"),
     within("burst", 1, MOST_COUNT),
     within("weight", 0.01, 1000),
+    check("models", ALLOWED_MODELS),
     check("limit", "(requests_per_second IS NULL) = (burst IS NULL)"),
     comment="API keys. SELECT issue_api_key('customer', 'purpose') creates one and shows it once.",
 )
@@ -241,7 +253,7 @@ models = Table(
         null=True,
     ),
     matches("capabilities", f"^(text|({CAPABILITIES})(,({CAPABILITIES}))*)$"),
-    matches("name", "^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"),
+    matches("name", f"^{MODEL_NAME}$"),
     matches("pool", NAME_PATTERN),
     within("max_batch_size", 1, 4096),
     check("max_batch_tokens", "max_batch_tokens > 0"),

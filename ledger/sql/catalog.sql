@@ -50,23 +50,23 @@ SELECT customer_id::text, tier, quota FROM quotas WHERE customer_id = ANY ($1::u
 -- name: catalog_customers
 -- Limits that the customer does not override are null. The loader takes them from the tier, and checks that it exists.
 SELECT id::text, name, tier, status = 'suspended', :limits,
-       max_queue_ms, callback_hosts, weight, cell, spread
+       max_queue_ms, callback_hosts, weight, cell, spread, models
 FROM customers
 
 -- name: catalog_customers_of
 -- $1: customer ids. Columns as in catalog_customers.
 SELECT id::text, name, tier, status = 'suspended', :limits,
-       max_queue_ms, callback_hosts, weight, cell, spread
+       max_queue_ms, callback_hosts, weight, cell, spread, models
 FROM customers WHERE id = ANY ($1::uuid[])
 
 -- name: catalog_keys
 -- Revoked keys are included, so that they get the same error as unknown keys while PostgreSQL is not available.
 SELECT id, customer_id::text, secret_hash, extract(epoch FROM expires_at)::double precision, revoked_at IS NOT NULL,
-       requests_per_second, burst, weight
+       requests_per_second, burst, weight, models
 FROM api_keys
 
 -- name: catalog_keys_of
 -- $1: key ids. $2: customer ids; all keys of these are included. Columns as in catalog_keys.
 SELECT id, customer_id::text, secret_hash, extract(epoch FROM expires_at)::double precision, revoked_at IS NOT NULL,
-       requests_per_second, burst, weight
+       requests_per_second, burst, weight, models
 FROM api_keys WHERE id = ANY ($1::text[]) OR customer_id = ANY ($2::uuid[])

@@ -64,6 +64,7 @@ def columns_of(document: dict[str, Any]) -> list[tuple[str, list[str]]]:
         ["customer", "suspend", "acme"],
         ["customer", "delete", "acme", "--yes"],
         ["key", "create", "acme", "ci"],
+        ["key", "set", "<key>", "--models", "tiny"],
         ["key", "rotate", "<key>"],
         ["key", "revoke", "<key>"],
         ["model", "create", "big"],
@@ -436,6 +437,36 @@ async def test_a_key_can_have_its_own_limit(admin: Admin, db: Connection) -> Non
         key = (await admin.json("key", "create", "acme", "ci", "--requests-per-second", *options.split()))["key"]
         identity = verify(key, await load(db), time.time())
         assert (identity.key_rate, identity.key_burst) == limit
+
+
+async def test_models_of_a_customer_and_a_key(admin: Admin, db: Connection, acme: str) -> None:
+    """A key can only have models of its customer; `none` allows all; a rotation keeps the list; unknown names are rejected."""
+    for name in ("tiny", "large", "huge"):
+        await admin.done("model", "create", name)
+    await admin.done("customer", "set", "acme", "--models", "tiny, large,tiny")
+    key = (await admin.json("key", "create", "acme", "ci", "--models", "large"))["key"]
+    rotated = (await admin.json("key", "rotate", key[3:15]))["key"]
+    plain = (await admin.json("key", "create", "acme", "all"))["key"]
+
+    async def models(text: str) -> tuple[str, ...] | None:
+        return verify(text, await load(db), time.time()).models
+
+    assert [await models(each) for each in (key, rotated, plain)] == [("large",), ("large",), ("tiny", "large")]
+    assert await admin.fault(1, "customer", "set", "acme", "--models", "tyni") == (
+        "There is no model named tyni; there are huge, large, tiny."
+    )
+    assert await admin.fault(1, "key", "set", key, "--models", "tiny,huge") == (
+        "Customer acme may not use the model huge, only tiny, large."
+    )
+    await admin.done("key", "set", key, "--models", "tiny", "--requests-per-second", "5", "--burst", "9")
+    await admin.done("customer", "set", "acme", "--models", "none")
+    assert [await models(each) for each in (key, rotated, plain)] == [("tiny",), ("large",), None]
+    await admin.done("key", "set", key[3:15], "--models", "none")
+    assert await models(key) is None
+    assert verify(key, await load(db), time.time()).key_burst == 9.0
+    await admin.done("customer", "set", "acme", "--models", "tiny,huge")
+    assert "tiny, huge" in await admin.done("customer", "show", "acme")
+    assert "tiny, huge" in await admin.done("customer", "list")
 
 
 async def test_a_rotation_keeps_both_keys_for_the_grace_time(admin: Admin, db: Connection) -> None:

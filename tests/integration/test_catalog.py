@@ -37,6 +37,9 @@ OFTEN = (
     "UPDATE customers SET status = 'suspended', burst = {few} WHERE id = {c}",
     "UPDATE customers SET burst = NULL, tokens_per_minute = {n} WHERE name LIKE '%{few}'",
     "UPDATE customers SET callback_hosts = NULLIF('h{few}.example.org', 'h1.example.org') WHERE id = {c}",
+    "UPDATE customers SET models = NULLIF(ARRAY['m1', 'm{few}'], ARRAY['m1', 'm1']) WHERE id = {c}",
+    "UPDATE api_keys SET weight = {few} WHERE id = {k}",
+    "UPDATE api_keys SET models = NULLIF(ARRAY['m{few}', 'm1'], ARRAY['m1', 'm1']) WHERE id = {k}",
     "UPDATE customers SET name = 'renamed {n}' WHERE id = {c}",
     "UPDATE customers SET id = md5('{n}')::uuid WHERE id = {c} AND NOT EXISTS (SELECT FROM api_keys k WHERE k.customer_id = customers.id)",
     "DELETE FROM customers WHERE id = {c}",
@@ -191,6 +194,45 @@ async def test_a_change_is_followed(db: Connection, earlier: str, sql: str) -> N
 
     assert after is not None
     assert content(after.snapshot) == content(await load(db)) != content(before.snapshot)
+
+
+@pytest.mark.parametrize(
+    ("customer", "key", "effective"),
+    [
+        (None, None, None),
+        (["a", "b"], None, ("a", "b")),
+        (None, ["b", "a"], ("b", "a")),
+        (["a", "b"], ["c", "b"], ("b",)),
+        (["a"], ["b"], ()),
+    ],
+)
+async def test_a_key_narrows_the_models_of_its_customer(
+    db: Connection, customer: list[str] | None, key: list[str] | None, effective: tuple[str, ...] | None
+) -> None:
+    """It never has a model that its customer does not have."""
+    await db.execute("INSERT INTO customers (name, tier) VALUES ('acme', 'paid')")
+    key_id = (await db.fetchval("SELECT issue_api_key('acme', 'ci')"))[3:15]
+    before = await load_whole(db)
+    await db.execute("UPDATE api_keys SET models = $1", key)
+    await db.execute("UPDATE customers SET models = $1", customer)
+    followed = await load_changes(db, before)
+
+    assert followed is not None
+    assert followed.snapshot.keys[key_id].identity.models == effective
+    (row,) = followed.snapshot.customers.values()
+    assert row.identity().models == (None if customer is None else tuple(customer))
+
+
+@pytest.mark.parametrize("names", [[], ["a", None], [["a", "b"]], ["a b"], [""], ["a,b"], ["x"] * 101, ["a" * 129]])
+@pytest.mark.parametrize("table", ["customers", "api_keys"])
+async def test_lists_of_models_are_checked(db: Connection, table: str, names: list[Any]) -> None:
+    """An empty list, which could be read as all models, a list of lists, and what cannot be a name."""
+    await db.execute("INSERT INTO customers (name, tier) VALUES ('acme', 'paid')")
+    await db.fetchval("SELECT issue_api_key('acme', 'ci')")
+    with pytest.raises(asyncpg.CheckViolationError) as error:
+        await db.execute(f"UPDATE {table} SET models = $1", names)
+
+    assert error.value.constraint_name == f"ck_{table}_models"
 
 
 async def test_unchanged_rows_are_kept(db: Connection) -> None:

@@ -12,7 +12,7 @@ from configs import grpc_config
 from eventually import eventually
 from gateway.grpc.call import STATUS
 from gateway.grpc.open_inference_pb2 import InferParameter, ModelInferRequest, ModelMetadataRequest
-from integration.gateway_fixtures import Stack, accepted, running_stack
+from integration.gateway_fixtures import Stack, accepted, model, running_stack
 from integration.grpc_fixtures import SERVICE, Channel, channel, failure, infer, key, request, stack
 from scheduler.errors import HTTP, ErrorCode
 from scheduler.payload import Payload, decode_payload
@@ -99,6 +99,23 @@ async def test_bad_requests_have_a_status_and_a_code(
     assert trailing["x-request-id"].startswith("req_")
     assert "ratelimit-policy" in trailing
     assert stack.worker.seen == []
+
+
+async def test_models_that_the_key_may_not_use_are_unknown(stack: Stack, channel: Channel) -> None:
+    """For inference and descriptions; the message names only the models of the key."""
+    rows = (model("tiny"), model("secret"), model("large"))
+    stack.catalog.set(models=rows, key={"models": ("tiny",)})
+    metadata = channel.unary_unary(f"{SERVICE}/ModelMetadata", ModelMetadataRequest.SerializeToString)
+    served = await infer(stack, channel, request("ab"))
+    calls = [infer(stack, channel, request("ab", model_name=name)) for name in ("secret", "nobody")]
+    calls.append(metadata(ModelMetadataRequest(name="secret"), metadata=key(stack)))
+    failures = [await failure(call) for call in calls]
+
+    assert served.outputs[0].contents.bytes_contents[0] == b"ba"
+    assert {status for status, _, _ in failures} == {grpc.StatusCode.NOT_FOUND}
+    assert {message for _, message, _ in failures} == {
+        "There is no such model, or this key may not use it. Models: `tiny`."
+    }
 
 
 def test_every_error_has_a_status() -> None:

@@ -5,7 +5,7 @@ import sys
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import BigInteger, Boolean, CheckConstraint, Double, Integer, Numeric, SmallInteger, Text
+from sqlalchemy import ARRAY, BigInteger, Boolean, CheckConstraint, Double, Integer, Numeric, SmallInteger, Text
 
 from ledger.admin.errors import BadValue, check_integers, rule_in_words
 from ledger.schema import metadata
@@ -22,6 +22,7 @@ KINDS = {
     BigInteger: "whole",
     Boolean: "switch",
     Text: "text",
+    ARRAY: "names",
 }
 NOT_SET = {
     "tiers": {"name"},
@@ -57,7 +58,7 @@ def test_each_column_has_an_option_with_its_type_and_comment(table: str) -> None
             default = {"true": "on", "false": "off"}.get(text := str(column.server_default.arg), text)
         assert (field.description, field.kind, field.none) == (
             column.comment,
-            KINDS[type(column.type)],
+            next(kind for each, kind in KINDS.items() if isinstance(column.type, each)),
             column.nullable,
         )
         assert field.default == default
@@ -124,7 +125,7 @@ def test_only_given_options_are_set() -> None:
     assert changes_of(CUSTOMER, given) == {"burst": 50.0, "tokens_per_minute": None}
     assert changes_of(TIER, {"shadow": "off", "max_concurrency": "1,000"}) == {"shadow": False, "max_concurrency": 1000}
     assert new_row(CUSTOMER, {"tier": "free"}) == {"tier": "free"}
-    with pytest.raises(UsageError, match=r"--tier, .* or --spread"):
+    with pytest.raises(UsageError, match=r"--tier, .* or --models"):
         changes_of(CUSTOMER, {"burst": None})
     with pytest.raises(UsageError, match=r"^Required: --tier\.$"):
         new_row(CUSTOMER, {"burst": "5"})

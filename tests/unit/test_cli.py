@@ -16,7 +16,7 @@ ROLES = ("up", "gateway", "scheduler", "worker", "migrate")
 TOOLS = {
     "tier": ["list", "show", "set", "create", "delete"],
     "customer": ["list", "show", "create", "set", "suspend", "activate", "delete"],
-    "key": ["list", "show", "create", "rotate", "revoke"],
+    "key": ["list", "show", "create", "set", "rotate", "revoke"],
     "quota": ["list", "set", "remove"],
     "model": ["list", "show", "set", "create", "delete"],
     "price": ["list", "set", "remove"],

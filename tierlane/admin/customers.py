@@ -7,12 +7,22 @@ import typer
 
 from gateway.jobs.webhook_security import customer_key, secret_text
 from ledger.admin.changes import Row, add, alter, find, remove
+from ledger.admin.customers import alter_key as change_key
 from ledger.admin.customers import create_key as issue_key
 from ledger.admin.customers import remove_quota as delete_quota
 from ledger.admin.customers import revoke_key as end_key
 from ledger.admin.customers import rotate_key as replace_key
 from ledger.admin.customers import set_quota as upsert_quota
-from ledger.admin.rows import check_tier, count_of, find_customer, find_key, list_customers, list_keys, list_quotas
+from ledger.admin.rows import (
+    check_models,
+    check_tier,
+    count_of,
+    find_customer,
+    find_key,
+    list_customers,
+    list_keys,
+    list_quotas,
+)
 from ledger.catalog.quotas import parse_quota
 from ledger.postgres import Connection
 from ledger.schema.catalog import customers, tiers
@@ -31,7 +41,7 @@ CUSTOMER_COLUMNS = (
     *named("name", "tier", "weight", "status"),
     *LIMITS,
     Column("max_queue_ms", "WAIT MS"),
-    *named("cell", "spread"),
+    *named("cell", "spread", "models"),
     Column("live_keys", "KEYS"),
     Column("created_at", "CREATED"),
 )
@@ -42,6 +52,7 @@ KEY_COLUMNS = (
     Column("last_used_at", "LAST USED"),
     Column("requests_per_second", "RPS"),
     Column("burst", "BURST"),
+    Column("models", "MODELS"),
 )
 KEY_LIST_COLUMNS = (KEY_COLUMNS[0], Column("customer", "CUSTOMER"), *KEY_COLUMNS[1:])
 QUOTA_COLUMNS = named("tier", "customer", "quota")
@@ -79,6 +90,7 @@ async def show_customer(call: VerbCall, name: str) -> int:
         return 0
     fields = {"customer": "name", "id": "id", "tier": "tier", "weight": "weight", "status": "status"}
     fields |= {"created": "created_at", "callback hosts": "callback_hosts", "cell": "cell", "spread": "spread"}
+    fields |= {"models": "models"}
     typer.echo("\n".join(aligned((title, readable(page[field])) for title, field in fields.items())))
     for part, columns in (("limits", _LIMIT_SOURCES), ("quotas", _QUOTA_SOURCES), ("keys", KEY_COLUMNS)):
         typer.echo("")
@@ -103,6 +115,7 @@ async def show_secret(call: VerbCall, name: str) -> int:
 
 async def create_customer(connection: Connection, name: str, values: Row) -> ChangeResult:
     await check_tier(connection, values["tier"])
+    await check_models(connection, values.get("models"))
     row = await add(connection, customers, {"name": name, **values})
     return ChangeResult([row], notes=["The customer has no key yet: `tierlane key create` issues one."])
 
@@ -110,6 +123,7 @@ async def create_customer(connection: Connection, name: str, values: Row) -> Cha
 async def alter_customer(connection: Connection, name: str, values: Row) -> ChangeResult:
     if "tier" in values:
         await check_tier(connection, values["tier"])
+    await check_models(connection, values.get("models"))
     old = await find_customer(connection, name, lock=True)
     return ChangeResult([await alter(connection, customers, old, values)])
 
@@ -173,6 +187,11 @@ async def create_key(
     """Issue a key with a limit of `key_limit`."""
     key, row = await issue_key(connection, customer, name, lifetime, limit)
     return ChangeResult([row], key)
+
+
+async def alter_key(connection: Connection, text: str, values: Row) -> ChangeResult:
+    """Change the limit, the weight or the models of a key."""
+    return ChangeResult([await change_key(connection, key_id(text), values)])
 
 
 async def rotate_key(connection: Connection, text: str, grace: timedelta, lifetime: timedelta | None) -> ChangeResult:

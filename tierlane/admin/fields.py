@@ -5,12 +5,13 @@ list are imported, so that help is fast; a test compares texts and types with th
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ratelimit.limits import AUXILIARY_COLUMNS, LIMIT_COLUMNS, LimitColumn
 from tierlane.settings.declaration import Option
 
-_METAVARS = {"whole": "N", "decimal": "X", "switch": "on|off", "text": "NAME"}
+Kind: TypeAlias = Literal["whole", "decimal", "switch", "text", "names"]
+_METAVARS: dict[Kind, str] = {"whole": "N", "decimal": "X", "switch": "on|off", "text": "NAME", "names": "NAMES"}
 REQUIRED = "required"
 """The default of a field that a new row must have."""
 
@@ -26,7 +27,7 @@ class Field(Option):
     """A column; its description is the comment in the database, its default that of a new row."""
 
     name: str = ""
-    kind: Literal["whole", "decimal", "switch", "text"] = "text"
+    kind: Kind = "text"
     none: bool = False
 
     def help(self, variable: str) -> str:
@@ -35,7 +36,7 @@ class Field(Option):
 
 def _field(
     name: str,
-    kind: Literal["whole", "decimal", "switch", "text"],
+    kind: Kind,
     comment: str,
     *,
     none: bool = False,
@@ -45,7 +46,7 @@ def _field(
     return Field(default, comment, metavar, name=name, kind=kind, none=none)
 
 
-def _may_be_none(name: str, kind: Literal["whole", "decimal"], comment: str) -> Field:
+def _may_be_none(name: str, kind: Kind, comment: str) -> Field:
     return _field(name, kind, comment, none=True, default="none")
 
 
@@ -90,6 +91,7 @@ CUSTOMER = (
     ),
     _field("cell", "text", "Its cell; null: chosen by its id.", none=True, default="none"),
     _field("spread", "whole", "Number of cells that it uses, each with a part of its limits.", default="1"),
+    _may_be_none("models", "names", "Models that its keys may use; null: all."),
 )
 
 CELL = (
@@ -114,6 +116,7 @@ KEY = (
     _may_be_none(
         "weight", "decimal", "Part of its customer's GPU time, against its other keys; null: shared by those without."
     ),
+    _may_be_none("models", "names", "Models that it may use, of those of its customer; null: all of these."),
 )
 
 MODEL = (

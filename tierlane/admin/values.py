@@ -21,6 +21,7 @@ _KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "decimal": ("a number", lambda text: float(text.replace(",", ""))),
     "switch": ("on or off", {"on": True, "off": False}.__getitem__),
     "text": ("a name", str),
+    "names": ("names separated by commas", lambda text: list(dict.fromkeys(name.strip() for name in text.split(",")))),
 }
 
 

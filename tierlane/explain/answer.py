@@ -102,7 +102,9 @@ async def _customer_row(connection: Connection, build: SnapshotBuild, customer_i
         keys=tuple(
             key.identity
             for key in state.keys.values()
-            if key.identity.key_rate > 0 and not key.revoked and key.expires_at > now
+            if (key.identity.key_rate > 0 or key.identity.models is not state.customers[customer_id].models)
+            and not key.revoked
+            and key.expires_at > now
         ),
     )
 

@@ -28,7 +28,7 @@ class CustomerRecord(msgspec.Struct, frozen=True):
 
     customer: Customer
     own: frozenset[str] = frozenset()
-    keys: tuple[Identity, ...] = ()  # Valid keys with a limit of their own.
+    keys: tuple[Identity, ...] = ()  # Valid keys with a limit or models of their own.
 
     def as_identity(self) -> Identity:
         """The customer without any of its keys."""
@@ -67,6 +67,8 @@ class CustomerExplanation(msgspec.Struct, frozen=True, kw_only=True):
     cells: list[str] = []  # Its cells, the best first; empty: not known, or none is open.
     weight: float | None = None
     gpu_share: float | None = None  # Of the GPU time of its tier in the last minute, 0..1.
+    models: tuple[str, ...] | None = None  # Those that its keys may use; None: all, or not known.
+    key_models: dict[str, tuple[str, ...]] = {}  # By key, of those with a list of their own.
     queues: list[CustomerQueue] | None = None  # None: not read.
     factor: float | None = None
     why: list[str] = []
@@ -118,6 +120,8 @@ def explain_customer(
         cells=list(cells),
         weight=customer.weight if customer else None,
         gpu_share=gpu_share,
+        models=customer.models if customer else None,
+        key_models={} if row is None else _key_models(row),
         queues=queues,
         factor=factor,
         why=_reasons(customer, pool, parts, capacity),
@@ -128,6 +132,11 @@ def explain_customer(
         refusals=None if refusals is None else [past(refusal) for refusal in refusals],
         not_read=list(not_read),
     )
+
+
+def _key_models(row: CustomerRecord) -> dict[str, tuple[str, ...]]:
+    shared = row.customer.models
+    return {key.key_id: key.models for key in row.keys if key.models is not None and key.models != shared}
 
 
 def factor_of(tier: str, observation: Observation | None) -> float:
@@ -173,6 +182,8 @@ def _lines(row: CustomerRecord, factor: float | None, left: RemainingLimits | No
             now = None if now is None else round(now, 4)
         lines.append(LimitLine(each.name, each.base, owner, now, each.left, each.reset_ms))
     for key in row.keys:
+        if not key.key_rate:
+            continue
         whole, part = effective(key).key or NO_BUCKET, effective(key, factor or 0.0).key or NO_BUCKET
         rate, burst = (None, None) if factor is None else (round(part.rate, 4), round(part.size, 4))
         lines.append(LimitLine(f"key {key.key_id} requests_per_second", whole.rate, "key", rate))

@@ -38,7 +38,10 @@ def customer_lines(explanation: CustomerExplanation) -> list[str]:
             backlog = count(queue.backlog, "request waits", "requests wait")
             debt = number(queue.debt_ms)
             gpu_time.append(f"Queue {queue.queue}: {backlog} in its backlog; debt {debt} ms of GPU time.")
-    lines += _block(gpu_time) + _block(explanation.why)
+    models = [] if explanation.models is None else [f"Only models {', '.join(explanation.models)}."]
+    for key, own in explanation.key_models.items():
+        models.append(f"Key {key}: only models {', '.join(own)}." if own else f"Key {key}: no model of its customer's.")
+    lines += _block(gpu_time) + _block(models) + _block(explanation.why)
     lines += _table(map(_limit, explanation.limits), _LIMITS) + _table(map(_tier, explanation.tiers), _TIERS)
     if len({percent(gateway.factor) for gateway in explanation.gateways}) > 1:  # Else they do not differ.
         gateways = [

@@ -11,6 +11,7 @@ from gateway.api.open_inference.rest_tensors import BINARY, JSON_LENGTH, read_te
 from gateway.api.open_inference.tensors import TEXT_INPUT, TensorRequest
 from gateway.http.response import HttpResponse
 from gateway.http.router import Handler, RoutedRequest
+from ledger.catalog.snapshot import Identity
 from scheduler.errors import RequestError
 
 EXTENSIONS = ("binary_tensor_data", "parameters")
@@ -70,12 +71,12 @@ class OpenInference:
         )(request)
 
     def _described(
-        self, request: RoutedRequest, describe: Callable[[str, str], T], status: Callable[[T], int]
+        self, request: RoutedRequest, describe: Callable[[Identity, str, str], T], status: Callable[[T], int]
     ) -> HttpResponse:
         identity = self.parts.authenticator.identify(request)
         headers = self.parts.limits_of(identity).headers(identity)
         try:
-            document = describe(*model_and_version(request.tail))
+            document = describe(identity, *model_and_version(request.tail))
         except RequestError as error:
             return self.parts.error_responses.answer(error, request.request_id, headers, form=TENSOR_FORM)
         return HttpResponse.of(status(document), document, [("x-request-id", request.request_id), *headers])

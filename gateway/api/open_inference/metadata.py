@@ -78,22 +78,22 @@ class OpenInferenceParts:
     model_ready: Callable[[str], bool]  # Whether the pool of a model has a healthy GPU.
     version: str
 
-    def check_model(self, model: str, version: str) -> None:
-        """Raises RequestError `model_not_found` unless the model is in the catalog, in this version.
+    def check_model(self, model: str, version: str, allowed: Collection[str] | None = None) -> None:
+        """Raises RequestError `model_not_found` unless the model is in the catalog, in this version, and in `allowed`.
 
         A model whose pool is still being started is in the catalog: the pipeline rejects its requests for now.
         """
         check_version(version)
         row = self.catalog.snapshot.models.get(model) if self.catalog.snapshot is not None else None
-        if row is None or not row.enabled:
-            raise model_not_found("model_name", self.names())
+        if row is None or not row.enabled or not (allowed is None or model in allowed):
+            raise model_not_found("model_name", self.names(), allowed)
 
-    def metadata(self, model: str, version: str) -> ModelMetadata:
+    def metadata(self, identity: Identity, model: str, version: str) -> ModelMetadata:
         """The description of a model. Raises RequestError `model_not_found`."""
-        self.check_model(model, version)
+        self.check_model(model, version, identity.models)
         return ModelMetadata(model, (VERSION,), PLATFORM, (_tensor(TEXT_INPUT),), (_tensor(TEXT_OUTPUT),))
 
-    def readiness(self, model: str, version: str) -> ModelReady:
+    def readiness(self, identity: Identity, model: str, version: str) -> ModelReady:
         """Whether requests of a model are served. Raises RequestError `model_not_found`."""
-        self.check_model(model, version)
+        self.check_model(model, version, identity.models)
         return ModelReady(model, self.not_ready() is None and self.model_ready(model))

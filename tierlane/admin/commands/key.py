@@ -25,7 +25,7 @@ ExpiresIn: TypeAlias = Annotated[
     str | None, option("--expires-in", "Reject the key after this time, such as 30d.", "never", metavar="TIME")
 ]
 
-app = verb_group("API keys: list, show, create, rotate, revoke.", "key create acme ci")
+app = verb_group("API keys: list, show, create, set, rotate, revoke.", "key create acme ci")
 
 
 @reads(app, "list", "key list acme")
@@ -46,6 +46,13 @@ def key_create(customer: CustomerName, name: Purpose, given: Given, expires_in: 
     lifetime = None if expires_in is None else values.duration("--expires-in", expires_in)
     limit = customers.key_limit(values.new_row(KEY, given))
     return changes(lambda connection: customers.create_key(connection, customer, name, lifetime, limit))
+
+
+@writes(app, "set", "key set 0123456789ab --models tiny,large", KEY)
+def key_set(key: KeyId, given: Given) -> Work:
+    """Change the limit, the weight or the models of a key; with `none` it has what its customer has."""
+    values_given = values.changes_of(KEY, given)
+    return changes(lambda connection: customers.alter_key(connection, key, values_given))
 
 
 @writes(app, "rotate", "key rotate 0123456789ab --grace 24h")
