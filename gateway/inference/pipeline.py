@@ -42,7 +42,7 @@ from scheduler.capabilities import capabilities
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
-from scheduler.payload import DOCUMENTS, Payload
+from scheduler.payload import DOCUMENTS, Payload, Task
 from scheduler.protocol.admission import MAX_SUBMISSIONS, Residence, Submission, Verdict
 from scheduler.protocol.replies import Reply, Results
 from scheduler.states import Admission, State
@@ -128,8 +128,11 @@ class InferencePipeline:
         passes_on = parts.passes_on()
         if document.needs:
             row = None if parts.catalog.snapshot is None else parts.catalog.snapshot.models.get(model)
+            allowed = None if row is None else row.capabilities
             # Before a worker is known, there is no capacity, which can be retried.
-            has = capabilities(None if row is None else row.capabilities, passes_on=passes_on is not False)
+            has = capabilities(allowed, passes_on=passes_on is not False)
+            if document.task is Task.EMBED:  # A class may read these; a model that does not rejects them by name.
+                has |= allowed or frozenset()
             if (error := missing_capability(document, model, has)) is not None:
                 raise error
         return body.payload(model, passed_on=passes_on is not False if document.needs else bool(passes_on))

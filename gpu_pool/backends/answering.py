@@ -4,7 +4,7 @@ generator `generate(item)`.
 All run on one event loop, which runs inside `step`. `answer` returns the text, or None for the text that it wrote with
 `item.emit`; a generator, which may be asynchronous, yields the pieces of its text, and generators take turns after each
 piece. A request whose client has left or whose time is over is cancelled. `slots` of the class limits the requests at a
-time.
+time. `answer` may return a `ModelOutput` instead of a text.
 """
 
 import asyncio
@@ -74,6 +74,10 @@ class AnswerBackend(FunctionBackend):
         self._all: dict[int, _Running] = {}
         self._news = asyncio.Event()
 
+    def rejection(self, item: Item) -> ItemResult | None:
+        """See `FunctionBackend`. A text reaches the class with its parameters."""
+        return super().rejection(item) if item.task is Task.EMBED else None
+
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
         """Answer every item, at most `slots` at a time. Raises what the class raises."""
         try:
@@ -140,7 +144,7 @@ class AnswerBackend(FunctionBackend):
                 embed = getattr(target, "embed", None)
                 if not callable(embed):
                     return NO_EMBEDDINGS
-                vectors = embed([running.item.input])
+                vectors = embed([running.item.input], **self._parameters("embed", [running.item]))
                 return as_vectors(await vectors if inspect.isawaitable(vectors) else vectors, 1)[0]
             written: Any = target.generate(answer) if getattr(target, "continuous", False) else target.answer(answer)
             steps, steps_async = inspect.isgenerator(written), inspect.isasyncgen(written)

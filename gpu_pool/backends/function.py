@@ -1,7 +1,9 @@
 """`pkg.module:function`: a Python function of strings, or a class with `predict`, as a model.
 
 A class may have `load`, `predict`, `warmup` and `health`. The function takes 1 to 100 strings and returns as many, in
-order. It may be `async`; one event loop is kept for its whole life, so that clients it holds stay usable. A class may
+order, as strings or as `ModelOutput`. It may be `async`; one event loop is kept for its whole life, so that clients it holds
+stay usable. If the signature of a function, or of `predict`, `generate` or `embed`, has `parameters`, it gets one dictionary
+for each string, as its request sent them; if not, requests with parameters other than IGNORED are rejected. A class may
 also have `embed(list[str]) -> list[list[float]]`, `chat_template(list[{"role", "content"}]) -> str` for conversations
 (without it, turns are named), and `generate(list[str], tell) -> list[str]`, which writes step by step and is called if
 a client streams.
@@ -14,6 +16,7 @@ deadlines passed, the next call raises OutputsUnwanted, which ends the run with 
 import asyncio
 import importlib
 import inspect
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +24,9 @@ from typing import Any
 
 from gpu_pool.backends.backend import NO_EMBEDDINGS, TOO_LATE, InvalidOutput, Item, ItemResult, Unwell, by_task
 from gpu_pool.backends.generation import named_turns, prompt_of
+from gpu_pool.model_output import ModelOutput
 from scheduler.errors import ErrorCode, StartError
+from scheduler.payload import Task
 from scheduler.prompt_messages import PromptMessage
 from scheduler.vectors import write_vector
 
@@ -29,6 +34,13 @@ StreamCallback = Callable[[Sequence[str]], list[bool]]
 
 MAX_STRINGS = 100  # Part of the documented contract.
 NO_VECTOR = ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)
+BAD_COUNTS = ItemResult("The model's token counts or finish reason are invalid.", 0, ErrorCode.INVALID_OUTPUT)
+
+IGNORED = frozenset({"temperature", "top_p", "max_tokens", "seed", "stop"})
+"""Parameters that clients of OpenAI's API send to any model. A function that does not take parameters ignores them."""
+FINISH_REASONS = ("stop", "length")
+MOST_TOKENS = 1_000_000_000
+"""The largest count of an output; the sum of both has to fit the audit's 32 bits."""
 
 
 class OutputsUnwanted(BaseException):
@@ -106,14 +118,24 @@ def find_target(spec: str) -> Any:
     return target
 
 
+def takes_parameters(function: Any) -> bool:
+    """Whether the function can be called with `parameters=`."""
+    try:
+        declared = inspect.signature(function).parameters.get("parameters")
+    except (TypeError, ValueError):  # Not callable, or without a signature, as some functions of C.
+        return False
+    return declared is not None and declared.kind in (declared.POSITIONAL_OR_KEYWORD, declared.KEYWORD_ONLY)
+
+
 class FunctionBackend:
     """Runs a user's function or object; `target` is the result of `find_target`."""
 
     def __init__(self, spec: str, target: Any) -> None:
         self.version = spec
         self._target = target
-        self._predict: Callable[[list[str]], Any] = target
+        self._predict: Callable[..., Any] = target
         self._loop = asyncio.Runner()
+        self._find_readers()
 
     def load(self) -> None:
         """Create the object of a class, and call its `load`."""
@@ -121,6 +143,7 @@ class FunctionBackend:
             self._target = self._target()
         self._predict = getattr(self._target, "predict", self._target)
         self._call_if_there("load")
+        self._find_readers()
         self.version = str(getattr(self._target, "version", self.version))
 
     def warmup(self) -> None:
@@ -135,6 +158,22 @@ class FunctionBackend:
         elif self._finished(method()) is False:
             raise Unwell("The model's health check returned False.")
 
+    def rejection(self, item: Item) -> ItemResult | None:
+        """The result of an item with a parameter that a method which may run it does not take; None for others."""
+        embeds = item.task is Task.EMBED
+        if not item.parameters or (embeds and not callable(getattr(self._target, "embed", None))):
+            return None
+        methods = ("embed",) if embeds else self._text_methods
+        if self._readers.issuperset(methods):
+            return None
+        unread = [name for name in item.parameters if embeds or name not in IGNORED]
+        if not unread:
+            return None
+        why = "is not a parameter of this model; it reads none."
+        if not self._readers.isdisjoint(methods):
+            why = "cannot be read: `generate` and `predict` of this model must both take `parameters`."
+        return ItemResult(f"parameters.{unread[0]} {why}", 0, ErrorCode.INVALID_REQUEST)
+
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
         """Call the function with at most 100 inputs at a time. Raises InvalidOutput for a wrong number of outputs."""
         results: list[ItemResult] = []
@@ -148,21 +187,34 @@ class FunctionBackend:
         prompts, generate = [prompt_of(item, self._template) for item in items], getattr(self._target, "generate", None)
         if callable(generate) and any(item.listener is not None for item in items):
             try:
-                outputs = self._finished(generate(prompts, stream_callback(items, progress)))
+                callback = stream_callback(items, progress)
+                outputs = self._finished(generate(prompts, callback, **self._parameters("generate", items)))
             except OutputsUnwanted as ended:
                 return [
                     TOO_LATE if item.listener is None else ItemResult(text)
                     for item, text in zip(items, ended.texts, strict=True)
                 ]
         else:
-            outputs = self._predict(prompts)
+            outputs = self._predict(prompts, **self._parameters("predict", items))
         return as_results(self._finished(outputs), len(items))
 
     def _vectors(self, items: Sequence[Item]) -> list[ItemResult]:
         embed = getattr(self._target, "embed", None)
         if not callable(embed):
             return [NO_EMBEDDINGS] * len(items)
-        return as_vectors(self._finished(embed([item.input for item in items])), len(items))
+        vectors = embed([item.input for item in items], **self._parameters("embed", items))
+        return as_vectors(self._finished(vectors), len(items))
+
+    def _find_readers(self) -> None:
+        """Note which methods take parameters, and which of them may run a text: a stream in a batch decides between both."""
+        methods = {name: getattr(self._target, name, None) for name in ("generate", "embed")}
+        self._readers = {name for name, method in methods.items() if takes_parameters(method)}
+        self._readers |= {"predict"} if takes_parameters(self._predict) else set()
+        self._text_methods = ("predict", "generate") if callable(methods["generate"]) else ("predict",)
+
+    def _parameters(self, method: str, items: Sequence[Item]) -> dict[str, list[dict[str, Any]]]:
+        """The further argument of a method: a dictionary for each item, which the model may change; {} if it takes none."""
+        return {"parameters": [dict(item.parameters) for item in items]} if method in self._readers else {}
 
     def _template(self, messages: Sequence[PromptMessage]) -> str:
         own = getattr(self._target, "chat_template", None)
@@ -186,36 +238,55 @@ class FunctionBackend:
 
 def as_results(outputs: Any, expected: int) -> list[ItemResult]:
     """One result for each output; one that is no string fails alone. Raises InvalidOutput for a wrong number."""
-    if not isinstance(outputs, list | tuple):
+    if not isinstance(outputs, list | tuple) or isinstance(outputs, ModelOutput):
         raise InvalidOutput("The model did not return a list of strings.")
     if len(outputs) != expected:
         raise InvalidOutput(f"The model returned {len(outputs)} outputs for {expected} inputs.")
-    results: list[ItemResult] = []
-    for output in outputs:
-        if not isinstance(output, str):
-            results.append(ItemResult("The model's output is not a string.", 0, ErrorCode.INVALID_OUTPUT))
-            continue
-        try:
-            results.append(ItemResult(output.encode().decode()))  # A plain str, whatever the subclass.
-        except UnicodeEncodeError:
-            results.append(ItemResult("The model's output is not valid Unicode.", 0, ErrorCode.INVALID_OUTPUT))
-    return results
+    return [_counted(output, _text_result) for output in outputs]
 
 
 def as_vectors(vectors: Any, expected: int) -> list[ItemResult]:
     """One result for each vector; an invalid one fails alone. Raises InvalidOutput for a wrong number of vectors."""
-    if not isinstance(vectors, list | tuple) or len(vectors) != expected:
+    if not isinstance(vectors, list | tuple) or isinstance(vectors, ModelOutput) or len(vectors) != expected:
         raise InvalidOutput("The model did not return a vector for each input.")
-    results: list[ItemResult] = []
-    for vector in vectors:
-        try:
-            if isinstance(vector, str | bytes | Mapping):  # float() would accept their elements.
-                results.append(NO_VECTOR)
-            else:
-                results.append(ItemResult(write_vector([float(value) for value in vector])))
-        except (TypeError, ValueError, OverflowError):
-            results.append(NO_VECTOR)
-    return results
+    return [_counted(vector, _vector_result) for vector in vectors]
+
+
+def _counted(output: Any, result_of: Callable[[Any], ItemResult]) -> ItemResult:
+    """The result of an output: plain, or a `ModelOutput`, whose counts or error it gets."""
+    if not isinstance(output, ModelOutput):
+        return result_of(output)
+    if output.error:
+        sentence = _text_result(output.error)
+        return sentence if sentence.error_code else ItemResult(sentence.output, 0, ErrorCode.INVALID_REQUEST)
+    result = result_of(output.output)
+    try:
+        read, written = operator.index(output.input_tokens), operator.index(output.output_tokens)
+    except TypeError:
+        return BAD_COUNTS
+    if result.error_code:
+        return result
+    if not (0 <= read <= MOST_TOKENS and 0 <= written <= MOST_TOKENS) or output.finish_reason not in FINISH_REASONS:
+        return BAD_COUNTS
+    return ItemResult(result.output, read + written, "", written, str(output.finish_reason))
+
+
+def _text_result(text: Any) -> ItemResult:
+    if not isinstance(text, str):
+        return ItemResult("The model's output is not a string.", 0, ErrorCode.INVALID_OUTPUT)
+    try:
+        return ItemResult(text.encode().decode())  # A plain str, whatever the subclass.
+    except UnicodeEncodeError:
+        return ItemResult("The model's output is not valid Unicode.", 0, ErrorCode.INVALID_OUTPUT)
+
+
+def _vector_result(vector: Any) -> ItemResult:
+    if isinstance(vector, str | bytes | Mapping):  # float() would accept their elements.
+        return NO_VECTOR
+    try:
+        return ItemResult(write_vector([float(value) for value in vector]))
+    except (TypeError, ValueError, OverflowError):
+        return NO_VECTOR
 
 
 async def _wait(value: Any) -> Any:

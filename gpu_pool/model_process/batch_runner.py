@@ -14,6 +14,8 @@ SUSPICIOUS_BATCHES = 3  # After this many batches in a row without a good answer
 _UNFINISHED = ItemResult(
     "No time was left to run this request after another one of its batch failed.", 0, ErrorCode.GPU_TIMEOUT
 )
+Report = Callable[[BaseException], None]
+"""Receives what the model raised, before the items are run again."""
 _BLAMED = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT})
 
 
@@ -21,9 +23,14 @@ class BatchRunner:
     """Runs batches on a loaded backend; `progress` is called at every step, `clock` returns seconds."""
 
     def __init__(
-        self, backend: Backend, progress: Callable[[], None], clock: Callable[[], float] = time.monotonic
+        self,
+        backend: Backend,
+        progress: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        report: Report | None = None,
     ) -> None:
         self._backend = backend
+        self._report = report
         self._progress = progress
         self._clock = clock
         self.largest = 0
@@ -70,6 +77,8 @@ class BatchRunner:
                     return results
         # A model that calls sys.exit() must not end the process.
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a model may raise anything
+            if self._report is not None:
+                self._report(error)
             raise_if_lost(error)
             if is_out_of_memory(error):
                 half = max(1, len(part) // 2)

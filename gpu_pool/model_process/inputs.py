@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from gpu_pool.backends.backend import Item, ItemResult, OutputListener
+from gpu_pool.backends.backend import Backend, Item, ItemResult, OutputListener
 from gpu_pool.model_process.messages import Run
 from scheduler.errors import ErrorCode
 from scheduler.payload import DOCUMENTS, Task, context_in, decode_payload
@@ -14,6 +14,9 @@ NOT_PASSED_ON = ItemResult(
 )
 """A model of another kind was started in a pool while requests for an endpoint were queued."""
 
+Reject = Callable[[Item], ItemResult | None]
+"""Returns the result of an item that the backend must not get, because nothing reads one of its parameters."""
+
 Listen = Callable[[int, str, float], OutputListener]
 """Makes the listener of an item from its position, the address for its output, and its deadline."""
 
@@ -22,12 +25,30 @@ IN_TIME = 0.95  # Share of a batch's budget; beyond the budget the watchdog kill
 OUT_OF_TIME = "The deadline of this stream came before its end."
 
 
+def embedding_parameter(item: Item) -> ItemResult | None:
+    """The rejection of backends that read the parameters of texts themselves, and none of embeddings."""
+    if item.task is not Task.EMBED or not item.parameters:
+        return None
+    name = next(iter(item.parameters))
+    return ItemResult(f"parameters.{name} is not a parameter of this model's embeddings.", 0, ErrorCode.INVALID_REQUEST)
+
+
+def reject_of(backend: Backend) -> Reject:
+    """How the backend rejects items: by its own `rejection`, if it has one."""
+    reject: Reject = getattr(backend, "rejection", embedding_parameter)
+    return reject
+
+
 def run_readable(
-    run: Run, compute: Callable[[Sequence[Item]], list[ItemResult]], listen: Listen, now: float
+    run: Run,
+    compute: Callable[[Sequence[Item]], list[ItemResult]],
+    listen: Listen,
+    now: float,
+    reject: Reject = embedding_parameter,
 ) -> list[ItemResult]:
     """One result for each body, in order; `compute` gets the readable ones, if there are any. `now`: see `read_items`."""
     items = read_items(run, listen, now)
-    rejected = [rejection(item) for item in items]
+    rejected = [rejection(item, reject) for item in items]
     readable = [item for item, reason in zip(items, rejected, strict=True) if item is not None and reason is None]
     computed = compute(readable) if readable else []
     results = [
@@ -40,14 +61,11 @@ def run_readable(
     return [next(left) if reason is None else reason for reason in rejected]
 
 
-def rejection(item: Item | None) -> ItemResult | None:
+def rejection(item: Item | None, reject: Reject = embedding_parameter) -> ItemResult | None:
     """The result of a body that cannot be run here; None for others."""
     if item is None:
         return UNREADABLE
-    # Only a model with a server behind it can run these.
-    if item.task in DOCUMENTS or (item.task is Task.EMBED and bool(item.parameters)):
-        return NOT_PASSED_ON
-    return None
+    return NOT_PASSED_ON if item.task in DOCUMENTS else reject(item)
 
 
 def deadlines(run: Run, now: float) -> list[float]:

@@ -17,6 +17,7 @@ class ModelLaunch:
     """How a model process is started. `secrets` are added to its environment, which no other user can read.
 
     `max_slots` limits the requests of a model with slots, 0: not at all; `slots` is what the last process had learnt, 0: nothing.
+    `check`: it runs the model's canary before it is ready, and prints tracebacks of the model to stderr.
     """
 
     backend: str
@@ -26,6 +27,7 @@ class ModelLaunch:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     max_slots: int = 0
     slots: int = 0
+    check: bool = False
 
     def arguments(self, fd: int) -> list[str]:
         """The command line, with `fd` the process's end of the socket."""
@@ -33,6 +35,7 @@ class ModelLaunch:
         model = ["--backend", self.backend, "--device", self.device, "--dtype", self.dtype]
         model += ["--torch-threads", str(self.torch_threads)]
         model += ["--max-slots", str(self.max_slots), "--slots", str(self.slots)]
+        model += ["--check"] if self.check else []
         failpoints = ["--failpoints", directory] if (directory := armed_directory()) else []
         return [sys.executable, "-m", "gpu_pool.model_process.main", *own, *model, *failpoints]
 

@@ -26,10 +26,11 @@ from gpu_pool.backends.backend import ServingBackend, SteppingBackend
 from gpu_pool.model_process.backend_registry import select_backend
 from gpu_pool.model_process.batch_runner import BatchRunner
 from gpu_pool.model_process.device_errors import DeviceLost
-from gpu_pool.model_process.inputs import run_readable
+from gpu_pool.model_process.inputs import reject_of, run_readable
 from gpu_pool.model_process.listeners import PIECES_EVERY_S, Listeners
 from gpu_pool.model_process.messages import Available, Done, Fatal, ModelLink, ProgressCounter, Ready, Run, send_done
 from gpu_pool.model_process.stepping import serve_slots
+from gpu_pool.model_process.tracebacks import Tracebacks
 from scheduler.errors import StartError
 from scheduler.failpoints import arm, failpoint
 
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--torch-threads", type=int, default=1)
     parser.add_argument("--max-slots", type=int, default=0, help="most requests at a time; 0: the model's own number")
     parser.add_argument("--slots", type=int, default=0, help="slots of the last process of the worker")
+    parser.add_argument("--check", action="store_true", help="run the canary first, print tracebacks of the model")
     parser.add_argument("--failpoints", default="", help="directory of a test that kills this process")
     options = parser.parse_args(arguments)
     # Child processes of the model must not inherit the socket, or its end would go unnoticed.
@@ -78,18 +80,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _serve(link: ModelLink, options: argparse.Namespace) -> int:
+    report = Tracebacks() if options.check else None
     try:
         backend = select_backend(options.backend, options.device, options.torch_threads, options.dtype)
         if (report_waiting := getattr(backend, "report_waiting", None)) is not None:
             report_waiting(lambda reason, cause: link.send(Available(not reason, reason, cause=cause)))
         backend.load()
         backend.warmup()
+        if options.check:
+            backend.health()
         context_tokens = int(getattr(backend, "context_tokens", 0))
     except StartError as error:
+        if report is not None and error.__cause__ is not None:  # The model's module raised.
+            report(error.__cause__)
         link.send(Fatal(str(error), start_error=True))
         return EXIT_CONFIG
     except BaseException as error:  # noqa: BLE001 - the model may raise anything
-        traceback.print_exc()
+        if report is None:
+            traceback.print_exc()
+        else:
+            report(error)
         link.send(Fatal(f"The model did not load: {type(error).__name__}: {error}"))
         return EXIT_NOT_LOADED
     if isinstance(backend, ServingBackend):
@@ -101,14 +111,15 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
         if isinstance(backend, SteppingBackend) and backend.slots:
             slots = min(backend.slots, options.max_slots or backend.slots)
             link.send(Ready(backend.version, slots, context_tokens))
-            serve_slots(link, backend, slots)
+            serve_slots(link, backend, slots, report)
         link.send(Ready(backend.version, 0, context_tokens))
         steps = Steps(link)
-        runner = BatchRunner(backend, steps)
+        runner = BatchRunner(backend, steps, report=report)
         for run in link.runs():
             steps.begin(run)
             started, now = time.perf_counter(), time.monotonic()
-            results = run_readable(run, partial(runner.run, budget_ms=run.budget_ms), steps.listeners.listen, now)
+            compute = partial(runner.run, budget_ms=run.budget_ms)
+            results = run_readable(run, compute, steps.listeners.listen, now, reject_of(backend))
             gpu_ms = (time.perf_counter() - started) * 1000
             failpoint("answer_unsent")
             done = Done(run.seq, gpu_ms, results, runner.largest, runner.fault, runner.padding_waste)

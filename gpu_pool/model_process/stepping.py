@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from gpu_pool.backends.backend import TOO_LATE, Item, ItemResult, SteppingBackend, WaitingBackend
-from gpu_pool.model_process.batch_runner import BatchRunner, blame, fault_of, padding_of
+from gpu_pool.model_process.batch_runner import BatchRunner, Report, blame, fault_of, padding_of
 from gpu_pool.model_process.device_errors import free_cached_memory, is_out_of_memory, raise_if_lost
-from gpu_pool.model_process.inputs import in_time, read_items, rejection
+from gpu_pool.model_process.inputs import in_time, read_items, reject_of, rejection
 from gpu_pool.model_process.listeners import AT_ONCE_S, PIECES_EVERY_S, Listeners, StreamListener
 from gpu_pool.model_process.messages import (
     Done,
@@ -37,9 +37,9 @@ MEMORY = "device memory"
 WITHDRAWN = "The request was withdrawn."
 
 
-def serve_slots(link: ModelLink, backend: SteppingBackend, slots: int) -> NoReturn:
+def serve_slots(link: ModelLink, backend: SteppingBackend, slots: int, report: Report | None = None) -> NoReturn:
     """Answer the worker's messages; the process exits when the worker is gone. Raises DeviceLost if it must end."""
-    serving = SlotServing(link.send, backend, slots)
+    serving = SlotServing(link.send, backend, slots, report=report)
     if isinstance(backend, WaitingBackend):
         backend.interrupt_on(link.connection.fileno())
     while True:
@@ -88,9 +88,12 @@ class SlotServing:
         backend: SteppingBackend,
         slots: int,
         clock: Callable[[], float] = time.monotonic,
+        report: Report | None = None,
     ) -> None:
         self._send = send
+        self._report = report
         self._backend = backend
+        self._reject = reject_of(backend)
         self._slots = slots
         self._clock = clock
         self._progress = ProgressCounter(send, clock)
@@ -165,7 +168,7 @@ class SlotServing:
             listen = request.listeners.listen
         self._requests[run.seq] = request
         for place, item in enumerate(read_items(run, listen, self._clock())):
-            rejected = rejection(item)
+            rejected = rejection(item, self._reject)
             if item is not None and rejected is None:
                 request.members.append(_SlotItem(next(self._keys), request, place, item))
             else:
@@ -222,6 +225,8 @@ class SlotServing:
         members, joined = list(self._running.values()), set(self._joined)
         self._running.clear()
         self._joined.clear()
+        if self._report is not None:
+            self._report(error)
         raise_if_lost(error)
         if is_out_of_memory(error):
             fewer = max(1, len(members) // 2)
@@ -248,6 +253,8 @@ class SlotServing:
         self._suspects += [before, new] if before and new else [members[middle:], members[:middle]]
 
     def _blame(self, member: _SlotItem, error: BaseException) -> None:
+        if self._report is not None:
+            self._report(error)
         raise_if_lost(error)
         self._found = True
         member.request.fault = member.request.fault or fault_of(error)

@@ -64,6 +64,19 @@ def holds_two(texts):
 class NeverLoads:
     def load(self): time.sleep(60)
     def predict(self, texts): return texts
+class Halting:
+    def predict(self, texts): return reverse(texts)
+    def generate(self, texts, tell): raise KeyError("step")
+    def chat_template(self, messages): return messages[7]["content"]
+    def embed(self, texts): return [[1 / 0] for _ in texts]
+class Drifting:
+    def predict(self, texts): return reverse(texts)
+    def generate(self, texts, tell):
+        tell(["other"] * len(texts))
+        return reverse(texts)
+class Unwell:
+    def predict(self, texts): return texts
+    def health(self): return False
 class CannotLoad:
     def load(self): raise OSError("weights are not readable")
     def predict(self, texts): return texts
@@ -218,7 +231,7 @@ def _models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def check(spec: str, *options: str) -> tuple[int, dict[str, bool | None], dict[str, Any]]:
     """The exit code, the result of each check, and the whole document."""
-    name = spec if ":" in spec else f"checked_models:{spec}"
+    name = spec if ":" in spec or spec == "tiny" else f"checked_models:{spec}"
     result = await Admin("").run("check", "model", name, *QUICK, *options, "-o", "json")
     document = json.loads(result.stdout)
     return result.exit_code, {each["name"]: each["ok"] for each in document["checks"]}, document
@@ -248,6 +261,9 @@ async def test_a_correct_model_passes_with_suggested_settings() -> None:
         ("crashes", {"answers"}),
         ("hangs", {"answers", "time"}),
         ("CannotLoad", {"load"}),
+        ("Unwell", {"load"}),
+        ("Halting", {"stream", "chat", "embed"}),
+        ("Drifting", {"stream"}),
         ("NeverLoads", {"load"}),
         ("no_such_name", {"load"}),
     ],
@@ -263,6 +279,31 @@ async def test_each_violation_fails_its_checks(spec: str, failed: set[str], monk
     assert {name for name, ok in checks.items() if ok is False} == failed
     assert (code, document["ok"]) == (1, False)
     assert all(each["advice"] for each in document["checks"] if each["ok"] is False)
+
+
+async def test_tracebacks_of_the_model_are_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """Each once, with the frames of the model's module only; the module's own fault, too."""
+    await check("Halting")
+    halting = capfd.readouterr().err
+    await check("CannotLoad")
+    loading = capfd.readouterr().err
+
+    assert [halting.count(line) for line in ("KeyError: 'step'", "IndexError: ", "ZeroDivisionError: ")] == [1, 1, 1]
+    assert halting.count("Traceback") == 3
+    assert "gpu_pool" not in halting + loading
+    assert "in load\n" in loading
+    assert "OSError: weights are not readable" in loading
+
+
+async def test_every_method_is_run() -> None:
+    """Those that the model does not have are unknown; a parameter that it does not read is rejected by name."""
+    _, plain, document = await check("reverse")
+    _, tiny, _ = await check("tiny", "--max-tokens", "2")
+
+    found = {each["name"]: each["said"] for each in document["checks"]}
+    assert [plain[name] for name in ("stream", "chat", "embed", "parameters")] == [True, True, None, True]
+    assert [tiny[name] for name in ("stream", "chat", "embed", "parameters")] == [True, True, True, True]
+    assert "parameters.check is not a parameter of this model" in found["parameters"]
 
 
 async def test_the_isolation_of_a_bad_input_is_checked() -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import openai
@@ -94,6 +95,26 @@ def payloads(stack: Stack) -> list[Payload]:
 
     stack.worker.answerer = complete
     return received
+
+
+@pytest.mark.parametrize(("allowed", "reaches"), [(None, False), ({"tools"}, False), ({"dimensions"}, True)])
+async def test_fields_of_embeddings_reach_a_model_without_an_endpoint_by_its_row(
+    stack: Stack, caller: openai.AsyncOpenAI, allowed: set[str] | None, reaches: bool
+) -> None:
+    """A class may read them. Without the row the gateway rejects them by name."""
+    received: list[Payload] = []
+
+    def embed(member: ClaimedRequest) -> Outcome:
+        received.append(decode_payload(member.body))
+        return Outcome(member.id, "", 1.5, 8, "v7", write_vector([1.0]))
+
+    stack.worker.answerer = embed
+    await eventually(lambda: stack.gateway.heartbeat.passes_on is False, "the worker has no endpoint")
+    stack.catalog.set(models=(model(capabilities=None if allowed is None else frozenset(allowed)),))
+    with nullcontext() if reaches else pytest.raises(openai.BadRequestError, match="dimensions"):
+        await caller.embeddings.create(model="tiny", input="a", dimensions=3)
+
+    assert [(each.task, each.parameters) for each in received] == [(Task.EMBED, {"dimensions": 3})] * reaches
 
 
 async def test_completions(stack: Stack, caller: openai.AsyncOpenAI, payloads: list[Payload]) -> None:

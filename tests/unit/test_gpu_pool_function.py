@@ -1,17 +1,21 @@
 """Function backends: accepted targets, lifecycle, step-by-step output, and validation of what the function returns."""
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_pool.backends.backend import NO_EMBEDDINGS, InvalidOutput, Item, ItemResult, Unwell
-from gpu_pool.backends.function import FunctionBackend, as_vectors
+from gpu_pool.backends.function import BAD_COUNTS, FunctionBackend, as_results, as_vectors
+from gpu_pool.model_output import ModelOutput
 from scheduler.payload import Task
 from scheduler.prompt_messages import PromptMessage, encode_messages
 from scheduler.vectors import read_vector, write_vector
 
+PAGE = Path(__file__).resolve().parents[2] / "docs/ml-engineer.md"
 CHAT = Item(encode_messages([PromptMessage("system", "Be brief."), PromptMessage("user", "Hello")]), {}, Task.CHAT)
 
 
@@ -188,3 +192,119 @@ def test_invalid_pieces_are_rejected(pieces: Any) -> None:
     """One valid text for each input is required."""
     with pytest.raises((InvalidOutput, TypeError)):
         run(Writer(lambda texts, tell: tell(pieces)), Item("a", listener=Listener()), "b")
+
+
+class Reader:
+    """A model whose methods take parameters, and return them."""
+
+    def predict(self, texts: list[str], parameters: list[dict[str, Any]]) -> list[str]:
+        return [f"{text} {wishes.pop('style', '')}" for text, wishes in zip(texts, parameters, strict=True)]
+
+    def generate(self, texts: list[str], tell: Any, parameters: list[dict[str, Any]]) -> list[str]:
+        tell(texts)
+        return self.predict(texts, parameters)
+
+    async def embed(self, texts: list[str], *, parameters: list[dict[str, Any]]) -> list[list[float]]:
+        return [[float(wishes.get("dimensions", len(text)))] for text, wishes in zip(texts, parameters, strict=True)]
+
+
+def test_parameters_arrive_with_their_texts() -> None:
+    """Of a batch that mixes requests; a model may change them, and a batch that runs again has those of the requests."""
+    mixed = [Item("a", {"style": "x"}), Item("bb", {"dimensions": 7}, Task.EMBED), Item("c"), Item("d", {"style": "y"})]
+    backend = FunctionBackend("m:Reader", Reader)
+    backend.load()
+
+    first, again = backend.run(mixed, lambda: None), backend.run(mixed, lambda: None)
+    (streamed,) = backend.run([Item("e", {"style": "z"}, listener=Listener())], lambda: None)
+    backend.close()
+
+    assert [result.output for result in first if result is not first[1]] == ["a x", "c ", "d y"]
+    assert read_vector(first[1].output) == [7.0]
+    assert (again, streamed.output) == (first, "e z")
+    assert (
+        run(lambda texts, parameters: [str(each) for each in parameters], Item("a", {"k": 1}))[0].output == "{'k': 1}"
+    )
+
+
+class HalfReader(Reader):
+    """One method takes parameters, the other does not."""
+
+    def generate(self, texts: list[str], tell: Any) -> list[str]:  # type: ignore[override]
+        return self.predict(texts, [{}] * len(texts))
+
+
+@pytest.mark.parametrize(
+    ("target", "item", "rejected"),
+    [
+        (exclaim, Item("a", {"temperature": 1, "style": "x"}), "parameters.style is not a parameter of this model"),
+        (exclaim, Item("a", {"temperature": 1, "top_p": 1, "max_tokens": 1, "seed": 1, "stop": []}), ""),
+        (exclaim, Item("a", {"dimensions": 1}, Task.EMBED), ""),  # It makes no embeddings.
+        (Model, Item("a", {"dimensions": 1}, Task.EMBED), "parameters.dimensions is not a parameter of this model"),
+        (Reader, Item("a", {"style": "x"}), ""),
+        (Reader, Item("a", {"dimensions": 1}, Task.EMBED), ""),
+        (HalfReader, Item("a", {"style": "x"}), "parameters.style cannot be read: `generate` and `predict`"),
+        (HalfReader, Item("a", {"seed": 1}), ""),
+        (print, Item("a", {"style": "x"}), "parameters.style is not"),
+    ],
+)
+def test_parameter_that_nothing_reads_is_rejected_by_name(target: Any, item: Item, rejected: str) -> None:
+    """Except those that OpenAI's clients send to any model."""
+    backend = FunctionBackend("m:f", target)
+    backend.load()
+    result = backend.rejection(item)
+    backend.close()
+
+    assert (result is not None) == bool(rejected)
+    assert result is None or (result.error_code, result.output[: len(rejected)]) == ("invalid_request", rejected)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (ModelOutput("x", 3, 2, "length"), ItemResult("x", 5, "", 2, "length")),
+        (ModelOutput("x"), ItemResult("x")),
+        (
+            ModelOutput(error="parameters.style is wrong."),
+            ItemResult("parameters.style is wrong.", 0, "invalid_request"),
+        ),
+        (ModelOutput("x", -1), BAD_COUNTS),
+        (ModelOutput("x", 1.5), BAD_COUNTS),  # type: ignore[arg-type]
+        (ModelOutput("x", 2**31), BAD_COUNTS),
+        (ModelOutput("x", finish_reason="done"), BAD_COUNTS),  # type: ignore[arg-type]
+        (ModelOutput(b"x"), ItemResult("The model's output is not a string.", 0, "invalid_output")),
+        (ModelOutput(error=7), ItemResult("The model's output is not a string.", 0, "invalid_output")),  # type: ignore[arg-type]
+    ],
+)
+def test_model_output(output: ModelOutput, expected: ItemResult) -> None:
+    """An output with counts, or an error; an invalid one fails alone. Vectors have them, too."""
+    assert as_results([output, "fine"], 2) == [expected, ItemResult("fine")]
+    assert as_vectors([ModelOutput([1.5], 4)], 1) == [ItemResult(write_vector([1.5]), 4)]
+    with pytest.raises(InvalidOutput):
+        as_results(ModelOutput("x"), 5)  # A tuple of five, but one output.
+
+
+def test_the_class_of_the_documentation() -> None:
+    """Each of its methods does what the page says."""
+    found = re.search(r"```python\n(# styles\.py\n.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    module: dict[str, Any] = {}
+    exec(compile(found[1], "styles.py", "exec"), module)
+    backend, listener = FunctionBackend("styles:Styles", module["Styles"]), Listener()
+    backend.load()
+    backend.warmup()
+    backend.health()
+    wished = [
+        Item("a b", {"style": "loud"}),
+        Item("c", {"style": "odd"}),
+        CHAT,
+        Item("a b", {"dimensions": 2}, Task.EMBED),
+    ]
+
+    loud, odd, chat, vector = backend.run(wished, lambda: None)
+    (streamed,) = backend.run([Item("up", {"style": "loud"}, listener=listener)], lambda: None)
+    backend.close()
+
+    assert (backend.version, loud, chat.output) == ("styles-1", ItemResult("A B", 4, "", 2), "Hello")
+    assert (odd.error_code, odd.output) == ("invalid_request", "parameters.style must be one of plain, loud.")
+    assert (read_vector(vector.output), vector.tokens_used) == ([3.0, 1.0], 2)
+    assert (streamed.output, listener.pieces) == ("UP", [(0, "U"), (1, "P")])

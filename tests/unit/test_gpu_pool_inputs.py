@@ -92,6 +92,25 @@ def test_late_stream_without_a_text_is_free() -> None:
     assert (late.error_code, late.tokens_used) == ("deadline_exceeded", 0)
 
 
+@pytest.mark.parametrize(
+    ("payload", "rejected"),
+    [
+        (Payload("m", "hello", {"dimensions": 2}, Task.EMBED), "parameters.dimensions is not a parameter"),
+        (Payload("m", "hello", {}, Task.EMBED), ""),
+        (Payload("m", "hello", {"style": "x"}), ""),
+    ],
+)
+def test_backend_without_a_rule_of_its_own_takes_no_parameters_of_embeddings(payload: Payload, rejected: str) -> None:
+    """They are rejected by name before the backend gets them; those of texts it checks itself."""
+    run = Run(1, 3000, [encode_payload(payload)])
+
+    (result,) = run_readable(run, lambda items: [ItemResult("x")] * len(items), lambda *_: Listener(), 100.0)
+
+    assert (result.error_code, result.output[: len(rejected)]) == (
+        ("invalid_request", rejected) if rejected else ("", "")
+    )
+
+
 class Steps:
     """Listeners with a settable clock, and the frames that they sent."""
 

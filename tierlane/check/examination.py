@@ -1,8 +1,11 @@
 """The batches that show whether a model keeps its contract, in order, and the findings about them."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from gpu_pool.worker.slow_model import TRIAL_CAPS
+from scheduler.payload import Task
+from scheduler.prompt_messages import PromptMessage, encode_messages
 from tierlane.check.judgements import (
     BLAMED,
     judge_answered,
@@ -10,8 +13,10 @@ from tierlane.check.judgements import (
     judge_isolation,
     judge_kind,
     judge_length,
+    judge_method,
     judge_odd,
     judge_order,
+    judge_parameters,
     judge_time,
 )
 from tierlane.check.model_probe import NotLoaded, Probe
@@ -31,6 +36,17 @@ ODD = {
     "unicode": "\u017c\u00f3\u0142\u0107 \u6f22\u5b57 \u0627\u0644\u0639\u0631\u0628\u064a\u0629 \U0001f469\u200d\U0001f680 e\u0301 \x00 \u202e \ufeff",
     "long": "All work and no play makes a long text. " * 1000,
 }
+CHAT = (PromptMessage("system", "Answer in one line."), PromptMessage("user", "Why do rivers run?"))
+METHODS = (
+    ("texts", Task.COMPLETE, False),
+    ("stream", Task.COMPLETE, True),
+    ("chat", Task.CHAT, False),
+    ("embed", Task.EMBED, False),
+)
+"""Each way in which requests reach a model: its name in findings, the task, and whether a client reads along."""
+UNKNOWN = {"check": True}
+"""A parameter that no model knows."""
+
 PLACE = 2  # Of the bad input among good ones.
 
 
@@ -56,6 +72,9 @@ async def examine(probe: Probe, poison: str | None) -> AsyncIterator[ModelFindin
     yield judge_kind(together)
     yield judge_order(together, alone)
     yield steady
+    if all(not result.error_code for result in together.results):
+        async for finding in _examine_methods(probe):
+            yield finding
     bad = poison
     for name, text in ODD.items():
         answer = await probe.ask([text])
@@ -69,3 +88,20 @@ async def examine(probe: Probe, poison: str | None) -> AsyncIterator[ModelFindin
     mixed = await probe.ask([*TEXTS[:PLACE], bad, *TEXTS[PLACE:]])
     good = {place + (place >= PLACE): output for place, output in enumerate(together.outputs)}
     yield judge_isolation(PLACE, mixed, good, steady=steady.ok is True)
+
+
+async def _examine_methods(probe: Probe) -> AsyncIterator[ModelFinding]:
+    """Every other way in which requests reach the model, and a parameter that it does not know."""
+    main = probe.request
+    try:
+        for name, task, stream in METHODS:
+            if task is main.task and not stream:
+                continue
+            kept = {} if Task.EMBED in (task, main.task) else main.parameters
+            probe.request = replace(main, task=task, parameters=kept)
+            texts = [encode_messages(list(CHAT))] if task is Task.CHAT else TEXTS[:2]
+            yield judge_method(name, await probe.ask(texts, stream=stream))
+        probe.request = replace(main, parameters={**main.parameters, **UNKNOWN})
+        yield judge_parameters(await probe.ask(TEXTS[:1]))
+    finally:
+        probe.request = main

@@ -22,7 +22,10 @@ ORDER = "Put the answers back into the order of the inputs, if you sort or group
 RANDOM = "Fix the seed, or choose greedily at temperature 0. Leave cache_ttl_s at 0 until then."
 ALONE = "Raise an exception for a bad input; let nothing of it stay behind that the next batch could see."
 SURVIVE = "Catch what it is in the function: as it is, each such request costs a restart and three attempts."
-REFUSE = "Handle it, or reject it with a message of your own; now its customer gets 422 poison_request."
+REFUSE = "Handle it, or reject it with a message of your own, ModelOutput(error=...); now its customer gets 422 poison_request."
+METHOD = "Requests of this kind call it in a worker, too. Its traceback was printed, if it raised."
+PIECES = "Report exactly the text that is returned: clients of a stream get the pieces."
+PARAMETER = "Ignore a parameter that is not known, or reject it with ModelOutput(error='parameters.NAME ...')."
 
 
 def judge_time(alone: ProbeAnswer, timeout_ms: float, total_ms: float) -> ModelFinding:
@@ -47,7 +50,7 @@ def judge_answered(together: ProbeAnswer) -> ModelFinding:
     if together.lost:
         return fails("answers", together.lost, SURVIVE)
     if together.fault.startswith(RAISED):
-        return fails("answers", together.fault, "Look for its traceback by calling the model on plain texts.")
+        return fails("answers", together.fault, "Its traceback was printed.")
     return holds("answers", f"a batch of {len(together.results)} in {together.ms:.1f} ms")
 
 
@@ -109,6 +112,32 @@ def judge_odd(name: str, answer: ProbeAnswer) -> ModelFinding:
     if result.error_code:
         return holds(name, f"refused with {result.error_code}")
     return holds(name, f"answered with {len(result.output):,} characters")
+
+
+def judge_method(name: str, answer: ProbeAnswer) -> ModelFinding:
+    """Whether requests of another kind are answered; a model may reject all of a kind."""
+    if answer.lost:
+        return fails(name, answer.lost, LONGER if answer.hung else SURVIVE)
+    for result in answer.failed:
+        if result.error_code in BLAMED:
+            return fails(name, answer.fault or f"{result.error_code}: {result.output}", METHOD)
+        return undetermined(name, f"rejected with {result.error_code}: {result.output}")
+    outputs = answer.outputs
+    if any(not (outputs[place] or "").startswith(text) for place, text in answer.pieces.items()):
+        return fails(name, "the text that was streamed is not that which was returned", PIECES)
+    streamed = "answered, the text as it is written" if answer.pieces else "answered"
+    return holds(name, f"{streamed}, in {answer.ms:.1f} ms")
+
+
+def judge_parameters(answer: ProbeAnswer) -> ModelFinding:
+    """Whether a parameter that the model does not know is accepted, or rejected in good form."""
+    if answer.lost:
+        return fails("parameters", answer.lost, LONGER if answer.hung else SURVIVE)
+    for result in answer.failed:
+        if result.error_code in BLAMED:
+            return fails("parameters", answer.fault or result.output, PARAMETER)
+        return holds("parameters", f"an unknown one is rejected: {result.output}")
+    return holds("parameters", "an unknown one is accepted")
 
 
 def judge_isolation(place: int, mixed: ProbeAnswer, good: Mapping[int, str | None], *, steady: bool) -> ModelFinding:

@@ -89,7 +89,7 @@ def check_model(settings: Settings, options: ModelCheckOptions, output: str, act
 async def _report(settings: Settings, options: ModelCheckOptions, tell: Callable[[ModelFinding], None]) -> Report:
     secrets = secrets_of(options.spec, Access(**settings.endpoint_values))
     threads = settings.torch_threads or default_torch_threads(options.spec)
-    launch = ModelLaunch(options.spec, settings.device, threads, settings.dtype, secrets)
+    launch = ModelLaunch(options.spec, settings.device, threads, settings.dtype, secrets, check=True)
     parameters: dict[str, object] = {"temperature": 0, "max_tokens": options.max_tokens}
     request = ProbeRequest(
         parameters if options.task == "complete" else {},

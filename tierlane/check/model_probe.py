@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 from gpu_pool.backends.backend import ItemResult
 from gpu_pool.model_process.handle import ModelProcess
 from gpu_pool.model_process.launch import ModelLaunch
+from gpu_pool.model_process.messages import Piece
 from gpu_pool.model_process.watchdog import ModelHung, run_watched
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.payload import Payload, Task, encode_payload
+
+STREAM = "check 0"
+"""The address in the payload of a stream; nothing is sent to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,13 @@ class ProbeAnswer:
     fault: str = ""
     lost: str = ""
     hung: bool = False
+    pieces: dict[int, str] = field(default_factory=dict)
+    """The text that was streamed of each item, by its position; only of a stream."""
+
+    @property
+    def failed(self) -> list[ItemResult]:
+        """The results without an output."""
+        return [result for result in self.results if result.error_code]
 
     @property
     def outputs(self) -> list[str | None]:
@@ -55,7 +66,7 @@ class ProbeAnswer:
     @property
     def wrong(self) -> str:
         """Why this is not one good answer for each input, in a sentence; "": it is."""
-        failed = [result for result in self.results if result.error_code]
+        failed = self.failed
         return self.lost or self.fault or (f"{failed[0].error_code}: {failed[0].output}" if failed else "")
 
 
@@ -89,21 +100,29 @@ class Probe:
             raise NotLoaded(str(error)) from error
         self.load_s = time.monotonic() - started
 
-    async def ask(self, texts: Sequence[str], *, caps: float = 1.0) -> ProbeAnswer:
+    async def ask(self, texts: Sequence[str], *, caps: float = 1.0, stream: bool = False) -> ProbeAnswer:
         """One batch of these, for at most so many times the cap; never raises for what the model does."""
-        request = self.request
-        bodies = [encode_payload(Payload("check", text, request.parameters, request.task)) for text in texts]
+        request, pieces = self.request, dict[int, str]()
+        target = STREAM if stream else ""
+        bodies = [encode_payload(Payload("check", text, request.parameters, request.task, target)) for text in texts]
         limit = caps * request.timeout_ms
+
+        def add(streamed: Sequence[Piece]) -> None:
+            for piece in streamed:
+                pieces[piece.place] = pieces.get(piece.place, "")[: piece.offset] + piece.text
+
         try:
             if self._model is None:
                 await self.load()
             if self._model is None:
                 raise NotLoaded("The model process is gone.")
-            done = await run_watched(self._model, bodies, cap_ms=limit, timeout_ms=limit, budget_ms=limit)
+            done = await run_watched(
+                self._model, bodies, cap_ms=limit, timeout_ms=limit, budget_ms=limit, on_pieces=add
+            )
         except TierlaneError as error:  # Lost, hung, not loaded, too large to be sent: all of them end this batch.
             await self.close()
             return ProbeAnswer(lost=str(error), hung=isinstance(error, ModelHung))
-        return ProbeAnswer(done.gpu_ms, done.results, done.fault)
+        return ProbeAnswer(done.gpu_ms, done.results, done.fault, pieces=pieces)
 
     async def close(self) -> None:
         """End the process, if there is one."""
