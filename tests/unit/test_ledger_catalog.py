@@ -20,8 +20,8 @@ from ratelimit.quotas import NOTATIONS, PERIOD_S
 
 PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, False)
 FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000, True)
-ACME = ("c1", "acme", "paid", False, None, None, None, None, None, None, 1.0, None, 1)
-KEY = ("k1", "c1", b"x" * 32, None, False, None, None, None)
+ACME = ("c1", "acme", "paid", False, None, None, None, None, None, None, 1.0, None, 1, None)
+KEY = ("k1", "c1", b"x" * 32, None, False, None, None, None, None)
 MODEL = ("tiny", "default", 32, None, 40, 100.0, 0.8, 0, True, "customer", False, None, None)
 DAILY = ("c1", None, "10000/day")
 
@@ -62,7 +62,7 @@ def snapshot(catalog: Rows, known: Snapshot | None = None) -> Snapshot:
 
 def test_tiers_are_in_order_of_priority_and_limits_are_inherited() -> None:
     """A customer without limits of its own has those of its tier; a key without a limit has rate and burst 0."""
-    made = snapshot(rows(keys=[KEY, ("k2", "c1", b"y" * 32, None, False, 2.5, 4.0, 3.0)]))
+    made = snapshot(rows(keys=[KEY, ("k2", "c1", b"y" * 32, None, False, 2.5, 4.0, 3.0, None)]))
     identity, limited = made.keys["k1"].identity, made.keys["k2"].identity
 
     assert ([tier.name for tier in made.tiers], made.version) == (["paid", "free"], 7)
@@ -80,7 +80,7 @@ def test_tiers_are_in_order_of_priority_and_limits_are_inherited() -> None:
 
 def test_a_customers_own_values_override_those_of_its_tier() -> None:
     """Each value by itself; the suspension and the callback hosts are the customer's. It uses as many cells as a burst of 6 allows."""
-    own = ("c1", "acme", "paid", True, 5.0, 6.0, 7, 8, 9, "hooks.example.com", 2.5, "west", 3)
+    own = ("c1", "acme", "paid", True, 5.0, 6.0, 7, 8, 9, "hooks.example.com", 2.5, "west", 3, ["tiny", "big"])
     made = snapshot(rows(customers=[own]))
     identity = made.keys["k1"].identity
 
@@ -88,7 +88,7 @@ def test_a_customers_own_values_override_those_of_its_tier() -> None:
     assert made.keys["k1"].suspended
     assert made.customers["c1"].callback_hosts == "hooks.example.com"
     assert (made.customers["c1"].weight, made.keys["k1"].identity.weight) == (2.5, 2.5)
-    assert (identity.cell, identity.spread) == ("west", 2)
+    assert (identity.cell, identity.spread, identity.models) == ("west", 2, ("tiny", "big"))
     assert made.customers["c1"].identity("k1") == identity
 
 
@@ -112,8 +112,8 @@ def test_a_customers_own_values_override_those_of_its_tier() -> None:
         ({"keys": [changed(KEY, 2, b"short")]}, "'k1'"),
         ({"keys": [changed(KEY, 5, 3.0)]}, "'k1' has a burst"),
         ({"keys": [changed(KEY, 6, 3.0)]}, "'k1' has a rate"),
-        ({"keys": [(*KEY[:5], nan, 1.0, None)]}, "'k1' has a rate"),
-        ({"keys": [(*KEY[:5], 1.0, -1.0, None)]}, "'k1' has a burst"),
+        ({"keys": [(*KEY[:5], nan, 1.0, None, None)]}, "'k1' has a rate"),
+        ({"keys": [(*KEY[:5], 1.0, -1.0, None, None)]}, "'k1' has a burst"),
         ({"keys": [KEY[:5]]}, "cannot be read"),
         ({"models": [changed(MODEL, 2, 0)]}, "'tiny' has a batch"),
         ({"models": [changed(MODEL, 6, 1.5)]}, "target_utilization"),
@@ -266,7 +266,7 @@ def test_a_partial_read_is_merged_with_the_snapshot_before() -> None:
     before = snapshot(rows(keys=[KEY, ("k2", *KEY[1:]), ("k3", *KEY[1:])]))
     build = SnapshotBuild(before.tiers, before)
     build.merge_customers([])
-    build.add_keys([("k2", "c1", b"y" * 32, None, True, None, None, None)])
+    build.add_keys([("k2", "c1", b"y" * 32, None, True, None, None, None, None)])
     build.merge_keys(["k2", "k3", "k4"])
     after = build.finish(8, dict(before.models), before.quotas)
 
