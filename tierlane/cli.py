@@ -7,6 +7,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or an invalid setting.
 """
 # ruff: noqa: PLC0415, FBT001, FBT002 - verbs import what they run, and typer reads switches from the signature
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,9 +56,14 @@ GATEWAY_SECTIONS = (
     TraceSettings,
     PoolTimeSettings,
 )
+COMPLETION = "_TIERLANE_COMPLETE"
+"""The variable that a shell sets, with the name that typer gives it."""
 COMMANDS = "tierlane.commands"
 """The group of entry points with the verbs of other distributions: functions of the arguments that return the exit code."""
 FOLDERS = {"tierlane-local": "local/", "tierlane-tools": "tools/"}
+
+_places: dict[str, str] = {}
+"""Verbs with options of their own: module and function or typer application, or another distribution."""
 
 app = typer.Typer(
     name="tierlane",
@@ -66,7 +73,7 @@ app = typer.Typer(
         "Precedence: flag > environment > file > default. Exit codes: 0 done, 1 failed, 2 wrong usage.",
     ),
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=False,  # The built-in options import pydantic.
     rich_markup_mode=None,  # Plain help takes half the time.
     pretty_exceptions_enable=False,
     context_settings=STYLE,
@@ -74,8 +81,12 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line and exit."""
-    app()
+    """Run the command line and exit. A shell that completes a line sets COMPLETION."""
+    if COMPLETION in os.environ:
+        from typer.completion import completion_init
+
+        completion_init()
+    app(prog_name="tierlane" if COMPLETION in os.environ else None)
 
 
 def _show_version(wanted: bool) -> None:
@@ -86,10 +97,28 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _install_completion(context: typer.Context, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:  # A line that is being completed installs nothing.
+        from typer.completion import install
+
+        shell, path = install(prog_name="tierlane", complete_var=COMPLETION)
+        typer.echo(f"Completion for {shell} is in {path}; it begins with the next shell.")
+        raise typer.Exit
+
+
 @app.callback(add_help_option=False)
 def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+    completion: Annotated[
+        bool,
+        typer.Option(
+            "--install-completion",
+            help="Install completion for the current shell (bash, zsh, fish).",
+            callback=_install_completion,
+            is_eager=True,
+        ),
     ] = False,
     help_: HelpOption = False,
 ) -> None:
@@ -106,13 +135,30 @@ def role(*, example: str, flags: Sequence[str], required: Sequence[str] = ()) ->
     return register
 
 
+class _ToolCommand(CompleteHelp):
+    """A verb with options of its own. Shell completion shows its verbs and options."""
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        tool = _load(self.name or "")
+        if not isinstance(tool, typer.Typer):
+            tool = getattr(sys.modules[tool.__module__], "app", None)
+        if tool is None:
+            return []
+        command: Any = typer.main.get_command(tool)
+        for word in ctx.args:
+            command = getattr(command, "commands", {}).get(word, command)
+        found: list[Any] = command.shell_complete(command.make_context("", [], resilient_parsing=True), incomplete)
+        return found
+
+
 def _add_tool(name: str, place: str, help_text: str) -> None:
-    """Add a verb with options of its own; `place`: module and function or typer application, or another distribution."""
+    """Add a verb; `place` as in `_places`."""
+    _places[name] = place
 
     @app.command(
         name=name,
         help=help_text,
-        cls=CompleteHelp,
+        cls=_ToolCommand,
         # All arguments are passed on, --help included.
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
@@ -123,11 +169,15 @@ def _add_tool(name: str, place: str, help_text: str) -> None:
             if any("\ud800" <= character <= "\udfff" for character in word):
                 typer.echo(f"{word!r} is not text in UTF-8", err=True)
                 raise typer.Exit(USAGE_ERROR)
-        module, _, attribute = place.partition(":")
-        tool = getattr(import_module(module), attribute) if attribute else _entry(name, place)
+        tool = _load(name)
         if isinstance(tool, typer.Typer):
             raise typer.Exit(run_group(tool, name, context.args))
         raise typer.Exit(tool(context.args))
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = _places[name].partition(":")
+    return getattr(import_module(module), attribute) if attribute else _entry(name, module)
 
 
 def _entry(name: str, distribution: str) -> Any:

@@ -1,8 +1,10 @@
 """The command line of all verbs: fast and complete help, wrong usage, and exit codes, without servers."""
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -59,6 +61,33 @@ def commands_of(*arguments: str) -> list[str]:
     result = CliRunner().invoke(app, [*arguments, "--help"])
     assert result.exit_code == 0
     return re.findall(r"^  (\S+)", result.stdout.partition("Commands:")[2], re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("tierlane cust", ["customer"]),
+        ("tierlane gateway --grpc-p", ["--grpc-port"]),
+        ("tierlane customer cr", ["create"]),
+        ("tierlane customer create --spr", ["--spread"]),
+        ("tierlane explain --ref", ["--refusals"]),
+        ("tierlane check mod", ["model"]),
+        ("tierlane bench --r", []),
+    ],
+)
+def test_the_shell_completes_verbs_and_options(words: str, completed: list[str]) -> None:
+    """Also those of verbs whose code is imported when they run."""
+    env = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_TIERLANE_COMPLETE": "complete_bash"}
+
+    result = subprocess.run(
+        [str(Path(sys.executable).with_name("tierlane"))],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert result.stdout.split() == completed
 
 
 @pytest.mark.parametrize(
