@@ -17,6 +17,7 @@ from scheduler.errors import ErrorCode, RequestError
 _SLASHES = re.compile("/{2,}")
 _TWO_VERSIONS = re.compile(r".*/v[12](?=/v[12]/)", re.DOTALL)
 TWO_VERSIONS = "The path has two versions, such as /v1/v1: remove /v1 from the end of the client's base URL."
+EXTRA_SLASHES = "The path has two slashes in a row, or one at its end: remove them."
 NO_VERSION = "The path lacks /v1: add it to the end of the client's base URL."
 
 
@@ -112,6 +113,9 @@ class Router:
             return RequestError(ErrorCode.NOT_FOUND, TWO_VERSIONS)
         if self.find(f"/v1{path}"):
             return RequestError(ErrorCode.NOT_FOUND, NO_VERSION)
+        joined = _without_extra_slashes(path)
+        if joined != path and self.find(joined):
+            return RequestError(ErrorCode.NOT_FOUND, EXTRA_SLASHES)
         return RequestError(ErrorCode.NOT_FOUND)
 
     def find(self, raw_path: str) -> tuple[Methods, str] | None:
@@ -146,9 +150,13 @@ def path_of(target: str) -> str:
         target = slash + path
     path = target.partition("?")[0]
     if "//" in path or path.endswith("/"):
-        joined = _SLASHES.sub("/", path).rstrip("/")
+        joined = _without_extra_slashes(path)
         return joined if serves_customers(f"{joined}/") else path
     return path
+
+
+def _without_extra_slashes(path: str) -> str:
+    return _SLASHES.sub("/", path).rstrip("/")
 
 
 class DrainState:

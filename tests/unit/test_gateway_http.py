@@ -10,6 +10,7 @@ from gateway.http.cors import EXPOSED, Cors
 from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.http.router import (
+    EXTRA_SLASHES,
     NO_VERSION,
     TWO_VERSIONS,
     ConnectionShare,
@@ -121,14 +122,18 @@ def test_joined_slashes_are_left_out_in_the_api_of_customers(path: str, served: 
         ("/v1//v1/messages/", TWO_VERSIONS),
         ("/proxy/v1/v1/messages", TWO_VERSIONS),
         ("/messages", NO_VERSION),
+        ("//internal/health", EXTRA_SLASHES),
+        ("/internal//health/?x=1", EXTRA_SLASHES),
+        ("/internal/other/", "There is no resource at this path: /docs lists all paths."),
         ("/v1/v1/other", "There is no resource at this path: /docs lists all paths."),
         ("/other", "There is no resource at this path: /docs lists all paths."),
     ],
 )
 def test_a_base_url_with_a_version_too_many_or_few_is_named(path: str, message: str) -> None:
-    """The error says what to change in the client."""
+    """The error says what to change in the client, also about slashes where they are not left out."""
     routes = Router()
     routes.add("POST", "/v1/messages", handler)
+    routes.add("GET", "/internal/health", handler)
 
     assert routes.not_found(path).message == message
 
