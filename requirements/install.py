@@ -29,6 +29,12 @@ UV_OF_PIP = {
 }
 """Options of pip, and the environment variables with which uv takes the same values."""
 
+DOWNLOAD_MB = {"lock.txt": 130}
+"""Megabytes to download for a lock file, on Linux x86_64."""
+
+BUILD_SIZES = {True: "several GB", False: "about 200 MB to download, 700 MB installed"}
+"""The size of torch, by whether the build is for CUDA."""
+
 SECTIONS = ("global", "install", ":env:")
 """The sections of pip's configuration that `pip install` reads; a later one overrides."""
 
@@ -57,29 +63,50 @@ def uv_environment() -> dict[str, str]:
     return defaults | uv_settings(listed.stdout) | dict(os.environ)
 
 
-def uv(arguments: list[str], environment: dict[str, str], stderr: int | None = None) -> int:
+def uv(arguments: list[str], environment: dict[str, str]) -> int:
     """Run `uv pip install` for this interpreter; its exit status."""
     command = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, *arguments]
-    return subprocess.run(command, env=environment, check=False, stderr=stderr).returncode
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+def planned(arguments: list[str], environment: dict[str, str]) -> str | None:
+    """What `uv pip install` would install, a line for each package; None if it would fail. Nothing is downloaded but metadata."""
+    command = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, "--dry-run", *arguments]
+    found = subprocess.run(command, env=environment, check=False, stderr=subprocess.PIPE, text=True)
+    return found.stderr if found.returncode == 0 else None
 
 
 def install_locked(options: list[str], file: str) -> int:
     """Install what a lock file pins. Everything in it is pinned, and uv rejects constraints that are not."""
     environment = uv_environment()
     environment.pop("UV_CONSTRAINT", None)
+    if size_mb := DOWNLOAD_MB.get(Path(file).name):
+        print(f"Installing locked packages: about {size_mb} MB to download, unless they are cached.", flush=True)
     return uv(["--require-hashes", *options, "-r", file], environment)
 
 
-def torch_source(index: str, environment: dict[str, str]) -> tuple[list[str], str]:
-    """The options of uv that choose a build of torch, and a description of it."""
+def torch_source(index: str, environment: dict[str, str]) -> tuple[list[str], str, str | None]:
+    """The options of uv that choose a build of torch, a description of it, and what is `planned`."""
+    wanted = ["-r", str(HERE / "torch.txt")]
     if index:
-        return ["--default-index", index], "from the index in TORCH_INDEX_URL"
+        options = ["--default-index", index]
+        return options, "from the index in TORCH_INDEX_URL", planned([*options, *wanted], environment)
     automatic = ["--torch-backend", environment.get("UV_TORCH_BACKEND") or "auto"]
     # Resolves only, so that a network without torch's own index costs seconds and no attempt to install.
     probe = environment | {"UV_HTTP_TIMEOUT": "5", "UV_HTTP_CONNECT_TIMEOUT": "5", "UV_HTTP_RETRIES": "0"}
-    if uv(["--quiet", *automatic, "--dry-run", "-r", str(HERE / "torch.txt")], probe, stderr=subprocess.DEVNULL) == 0:
-        return automatic, "that fits the GPU driver of this machine, or the CPU, from torch's own index"
-    return [], "from the configured package index, because torch's own index does not respond"
+    if (plan := planned([*automatic, *wanted], probe)) is not None:
+        return automatic, "that fits the GPU driver of this machine, or the CPU, from torch's own index", plan
+    fallback = "from the configured package index, because torch's own index does not respond"
+    return [], fallback, planned(wanted, environment)
+
+
+def size_of(plan: str | None) -> str:
+    """How large torch is, before it is installed; "" if that is not known, or torch is installed already."""
+    lines = (plan or "").splitlines()
+    if not any(line.startswith(" + torch==") for line in lines):
+        return ""
+    cuda = any(line.startswith((" + nvidia-", " + triton")) or "+cu" in line for line in lines)
+    return f": {BUILD_SIZES[cuda]}"
 
 
 def installed_mb(name: str) -> int:
@@ -98,8 +125,8 @@ def gpu_packages() -> list[str]:
 def install_torch(index: str) -> int:
     """Install torch and print which build that is, and how large."""
     environment = uv_environment()
-    options, description = torch_source(index, environment)
-    print(f"Installing the build of torch {description}.", flush=True)
+    options, description, plan = torch_source(index, environment)
+    print(f"Installing the build of torch {description}{size_of(plan)}.", flush=True)
     status = uv([*options, "-r", str(HERE / "torch.txt")], environment)
     if status == 0:
         extra = gpu_packages()

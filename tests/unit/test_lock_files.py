@@ -105,3 +105,20 @@ def test_uv_uses_the_index_that_pip_is_configured_for(pip_config: str, expected:
     install = runpy.run_path(str(REQUIREMENTS / "install.py"))
 
     assert install["uv_settings"](pip_config) == expected
+
+
+@pytest.mark.parametrize(
+    ("plan", "size"),
+    [
+        ("Would install 1 package\n + torch==2.13.0+cpu\n", ": about 200 MB to download, 700 MB installed"),
+        ("Would install 2 packages\n + nvidia-cublas==13.1.0\n + torch==2.13.0\n", ": several GB"),
+        ("Would install 1 package\n + torch==2.13.0+cu130\n", ": several GB"),
+        ("Would make no changes\n", ""),
+        (None, ""),
+    ],
+)
+def test_the_size_of_torch_is_known_before_its_download(plan: str | None, size: str) -> None:
+    """Of the build that would be installed; nothing is said if it is installed, or not known."""
+    install = runpy.run_path(str(REQUIREMENTS / "install.py"))
+
+    assert install["size_of"](plan) == size
