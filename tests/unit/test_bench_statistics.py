@@ -1,17 +1,20 @@
 """Latency histograms, objectives, and figures over time of `tierlane bench`."""
 
+import io
 import math
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError
 from random import Random
 
 import pytest
+from rich.console import Console
 
 from tierlane_tools.bench.measurement.histogram import Histogram
 from tierlane_tools.bench.measurement.statistics import TierStatistics, UnansweredCause, new_tallies
 from tierlane_tools.bench.plan.objectives import SloError, good_bounds, judge, parse_slo
 from tierlane_tools.bench.plan.plan import read_plan
 from tierlane_tools.bench.report import document as report
+from tierlane_tools.bench.report.tables import show
 from tierlane_tools.bench.runner import Measurement, Timeline
 
 TIERS = ("enterprise", "paid")
@@ -147,3 +150,26 @@ def test_a_checkout_that_was_never_installed_has_a_report(monkeypatch: pytest.Mo
     document = report.document(read_plan({}), "http://127.0.0.1:8080", Measurement(now, now, [], []))
 
     assert (document["passed"], document["versions"]["tierlane"]) == (True, "not installed")
+
+
+@pytest.mark.parametrize(
+    ("errors", "line"),
+    [
+        (0, "passed: all 3 requests got a 200"),
+        (2, "passed: all 5 requests were answered, 2 of them with an error; --max-error-rate fails such a run"),
+    ],
+)
+def test_the_last_line_says_what_passed(errors: int, line: str) -> None:
+    """Errors are answers: they fail a run only if their share is limited."""
+    now, (paid,) = datetime.now(UTC), new_tallies(["paid"], {})
+    paid.scheduled = paid.sent = 3 + errors
+    for _ in range(3):
+        paid.completed(0.010)
+    for _ in range(errors):
+        paid.failed(429, "rate_limit_exceeded", 0.001)
+    found = Measurement(now, now, [], [paid], window_s=1.0, window_completed=[(3, 3)])
+    out = io.StringIO()
+
+    show(Console(file=out, width=200), report.document(read_plan({}), "http://127.0.0.1:8080", found))
+
+    assert out.getvalue().splitlines()[-1] == line
