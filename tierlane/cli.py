@@ -83,9 +83,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line and exit. A shell that completes a line sets COMPLETION."""
     if COMPLETION in os.environ:
-        from typer.completion import completion_init
-
-        completion_init()
+        import_module("typer.completion").completion_init()
     app(prog_name="tierlane" if COMPLETION in os.environ else None)
 
 
@@ -99,9 +97,7 @@ def _show_version(wanted: bool) -> None:
 
 def _install_completion(context: typer.Context, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:  # A line that is being completed installs nothing.
-        from typer.completion import install
-
-        shell, path = install(prog_name="tierlane", complete_var=COMPLETION)
+        shell, path = import_module("typer.completion").install(prog_name="tierlane", complete_var=COMPLETION)
         typer.echo(f"Completion for {shell} is in {path}; it begins with the next shell.")
         raise typer.Exit
 
