@@ -191,3 +191,68 @@ async def test_charts_share_the_cursor_the_range_and_the_axis(
         await tab.until(f"{WORKERS} === 0", "no worker of that pool")
         assert await tab.value("location.search") == "?range=60&axis=log&pool=big"
         assert tab.faults == []
+
+
+FLOOD = """
+    const reason = (n) => ({
+      check: 'x', code: 'x', reason: `worker-${n}: batches of \\`shout:shout\\` take ${n},000 ms, over \\`TIERLANE_GPU_TIMEOUT_MS\\``,
+      action: 'Add workers, or lower the limits of the top customers with `tierlane customer set`.',
+      runbook: 'docs/runbooks/TierlaneOverloaded.md' });
+    const flood = (state) => ({ ...state, status: 'degraded', problems: Array.from({ length: 14 }, (_, n) => reason(n + 1)),
+      healthy_gpus: 2048, total_gpus: 2048, capacity_rps: 75.7, capacity_evidence: 'probing', in_rps: 12345, out_rps: 123456,
+      slots: 4096, running: 4096, batches: { lines: 1234567, batches: 12 },
+      tiers: state.tiers.map((tier) => ({ ...tier, p50_ms: 203.2, p95_ms: 256, p99_ms: 1149.4, in_rps: 12.5 })) });
+    const changed = (part, name, change) => { const own = part[name]; part[name] = (...given) => own(...change(given)); };
+    changed(StatusPanel, 'showStatus', ([state]) => [flood(state)]);
+    changed(StatusPanel, 'showFigures', ([state, figures]) => [flood(state), flood(figures)]);
+    changed(Tiers, 'show', ([figures, points]) => [flood(figures), points]);
+    changed(Events, 'show', ([events]) => [[...events, [Date.now(), 'bad', 'Status is degraded: batches of `shout:shout` take 9,000 ms.', 'status']]]);
+    true
+"""
+OVERPRINTED = """
+    [...document.querySelectorAll('#kpis > div')].filter((box) => [...box.children].some((each) => {
+      const range = document.createRange();
+      range.selectNodeContents(each);
+      return range.getBoundingClientRect().right > box.getBoundingClientRect().right + 8;
+    })).map((box) => box.textContent)
+"""
+SIZES = {"1024": (1024, 768), "1280": (1280, 720), "1600": (1600, 900), "phone": (390, 844), "wall": (1920, 1080)}
+
+
+async def test_a_flood_of_reasons_leaves_the_figures_readable(
+    client: Redis, redis_url: str, database_url: str, tmp_path: Path
+) -> None:
+    """The header takes a quarter of the screen, no figure runs into the next one, and code is not shown with backticks.
+
+    Percentiles are bounds: they come from the buckets of a histogram.
+    """
+    async with (
+        acting_stack(client, redis_url, database_url) as stack,
+        chromium(tmp_path, f"{stack.url}/internal/dashboard") as tab,
+    ):
+        await opened(tab)
+        found = {}
+        for name, (width, height) in SIZES.items():
+            await resize(tab, width, height)
+            if name == "wall":
+                await tab.call("Page.navigate", url=f"{stack.url}/internal/dashboard?wall")
+                await tab.until(f"document.body?.className === 'wall' && {WORKERS} > 0", "wall mode")
+            if name in ("1024", "wall"):
+                await tab.value(FLOOD)
+            await tab.until("document.querySelectorAll('#reasons li').length === 14", "the reasons")
+            header = await tab.value("document.getElementById('status').getBoundingClientRect().height / innerHeight")
+            found[name] = (
+                header <= 0.25,
+                await tab.value(OVERPRINTED),
+                await tab.value("document.body.innerText.includes('`')"),
+                await tab.value("document.documentElement.scrollWidth <= innerWidth"),
+            )
+            if name == "phone":
+                assert await violations(tab) == []
+
+        assert found == dict.fromkeys(SIZES, (True, [], False, True))
+        cells = await tab.value(
+            "[...document.querySelectorAll('#tiers tbody tr:first-child td')].map(each => each.textContent)"
+        )
+        assert cells[7:10] == ["≤ 203 ms", "≤ 256 ms", "≤ 1.1 s"]
+        assert tab.faults == []

@@ -134,8 +134,12 @@ const Charts = (() => {
     draw("depth", shape, series, data);
   }
 
+  // A percentile is the end of a bucket of a histogram.
+  const bound = (plot, value) => (value === null || value === undefined ? "–" : `≤ ${compact(value)} ms`);
+
   function latency(points, tier, shape) {
-    const series = [line("p50", colour("--p50"), { dash: [2, 3] }), line("p95", colour("--p95")), line("p99", colour("--p99"), { dash: [8, 3] })];
+    const series = [line("p50", colour("--p50"), { dash: [2, 3], value: bound }), line("p95", colour("--p95"), { value: bound }),
+      line("p99", colour("--p99"), { dash: [8, 3], value: bound })];
     const data = [times(points), ...["p50", "p95", "p99"].map((field) => ofTier(points, tier.name, field))];
     if (tier.slo_ms) {
       series.push(line("objective", colour("--bad"), { width: 1, dash: [2, 4] }));

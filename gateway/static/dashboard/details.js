@@ -3,7 +3,7 @@
 
 const Details = (() => {
   const by = (id) => document.getElementById(id);
-  const { element, viewLink, codeLink, count, percent, time, clock, replace } = Format;
+  const { element, sentence, viewLink, codeLink, count, percent, time, clock, replace } = Format;
   const TITLES = { customer: "Customer", request: "Request", worker: "Worker" };
   let state = null;
   let current = null;
@@ -59,7 +59,7 @@ const Details = (() => {
   function code(name, messages) {
     const node = element("span");
     node.append(codeLink(name));
-    if (messages[name]) node.append(element("span", ` ${messages[name]}`, "soft"));
+    if (messages[name]) node.append(sentence("span", ` ${messages[name]}`, "soft"));
     return node;
   }
 
@@ -85,7 +85,7 @@ const Details = (() => {
         ["Share of GPU time", gpuShare(found)],
         ["Accepted requests", found.gpu ? `${count(found.gpu.requests)}: ${count(found.gpu.completed)} completed, ${count(found.gpu.failed)} failed` : ""],
       ]),
-      ...found.not_read.map((each) => element("p", `Not available: ${each}`, "bad")),
+      ...found.not_read.map((each) => sentence("p", `Not available: ${each}`, "bad")),
       ...table("Limits", ["Limit", "Set for", "Base", "In force", "Left"], limits),
       ...(found.rejections ? table("Last rejections", ["Time", "Request", "Error", "Limit", "Limits at", "More"],
         found.rejections.map((each) => [clock(each.at_ms), viewLink("request", each.request_id), code(each.code, found.messages),
@@ -123,8 +123,8 @@ const Details = (() => {
     return [
       ...found.flatMap(Workers.facts),
       ...(found.length ? [] : [element("p", "No worker with this id was seen in the last five minutes.", "bad")]),
-      ...problems.flatMap((each) => [element("p", each.reason, "bad"), element("p", each.action)]),
-      ...table("Events of the last hour", ["Time", "Event"], events.map(([at, , text]) => [clock(at), text])),
+      ...problems.flatMap((each) => [sentence("p", each.reason, "bad"), sentence("p", each.action)]),
+      ...table("Events of the last hour", ["Time", "Event"], events.map(([at, , text]) => [clock(at), sentence("span", text)])),
       element("p", `In a terminal: tierlane gpu list. Its log: the process ${name}.`, "soft"),
     ];
   }
@@ -147,7 +147,7 @@ const Details = (() => {
     try {
       nodes = await load(shown);
     } catch (error) {
-      nodes = [element("p", error.message, "bad")];
+      nodes = [sentence("p", error.message, "bad")];
     } finally {
       loading -= 1;
     }

@@ -5,7 +5,7 @@ const Dialog = (() => {
   const BASE = "/internal/dashboard";
   const SHOWN_MS = 15000;
   const by = (id) => document.getElementById(id);
-  const { element } = Format;
+  const { element, coded } = Format;
   let action = null;
   let hiding = null;
 
@@ -19,7 +19,7 @@ const Dialog = (() => {
   }
 
   function notify(text, className) {
-    by("done").textContent = text;
+    by("done").replaceChildren(...coded(text));
     by("done").className = className;
     by("done").hidden = false;
     clearTimeout(hiding);
@@ -57,7 +57,7 @@ const Dialog = (() => {
     } catch (error) {
       if (action !== current) return notify(error.message, "bad");
       by("dialog-progress").textContent = "";
-      by("dialog-error").textContent = error.message;
+      by("dialog-error").replaceChildren(...coded(error.message));
       by("dialog-do").hidden = true;
       by("dialog-cancel").textContent = "Close";
       by("dialog-cancel").focus();

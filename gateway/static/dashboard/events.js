@@ -3,13 +3,13 @@
 
 const Events = (() => {
   const MOST = 200;
-  const { element, clock, replace } = Format;
+  const { element, sentence, clock, replace } = Format;
   const LABELS = { status: "status", redis: "Redis", limits: "limits", dead_letters: "dead letters", loss: "loss", restart: "restart",
     worker: "worker", cordon: "cordon", config: "config", gateway: "gateway" };
 
   function line([at, level, text, kind]) {
     const shown = element("li");
-    shown.append(element("time", clock(at)), element("span", LABELS[kind] ?? "event", `kind ${level}`), element("span", text, level === "news" ? "" : level));
+    shown.append(element("time", clock(at)), element("span", LABELS[kind] ?? "event", `kind ${level}`), sentence("span", text, level === "news" ? "" : level));
     return shown;
   }
 

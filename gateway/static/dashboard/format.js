@@ -9,6 +9,19 @@ const Format = (() => {
     return made;
   }
 
+  // Nodes of a sentence: what is between backticks is code. A backtick without a partner is text.
+  function coded(text) {
+    const parts = text.split("`");
+    return parts.length % 2 ? parts.map((part, at) => (at % 2 ? element("code", part) : part)) : [text];
+  }
+
+  // An element with a sentence of the gateway, which may contain code.
+  function sentence(name, text, className) {
+    const made = element(name, undefined, className);
+    made.append(...coded(text ?? ""));
+    return made;
+  }
+
   // `kind` is customer, request, worker: a view of this page. The name is escaped.
   function viewLink(kind, name, className) {
     const made = element("a", name, className);
@@ -38,5 +51,5 @@ const Format = (() => {
   const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
   const shedShare = (tier) => (tier.shed_rps > 0 ? Math.min(1, tier.shed_rps / Math.max(tier.in_rps, tier.shed_rps)) : 0);
 
-  return { element, viewLink, codeLink, replace, count, percent, time, clock, shedShare };
+  return { element, coded, sentence, viewLink, codeLink, replace, count, percent, time, clock, shedShare };
 })();

@@ -29,9 +29,9 @@ const Tiers = (() => {
     return [`${(Math.floor(share * 10000) / 100).toFixed(2)} %`, share >= GOOD ? "" : share >= FAIR ? "warn" : "bad"];
   }
 
-  // A tier without requests has no response times; a tier with requests and without response times has a fault.
+  // A percentile is the end of a bucket of a histogram: at most that. A tier without requests has no response times; a tier with requests and without response times has a fault.
   function percentile(tier, value) {
-    if (value !== null) return [time(value), tier.slo_ms && value > tier.slo_ms ? "warn" : ""];
+    if (value !== null) return [`≤ ${time(value)}`, tier.slo_ms && value > tier.slo_ms ? "warn" : ""];
     return tier.in_rps > 0 ? ["no data", "bad"] : ["–", "soft"];
   }
 

@@ -3,7 +3,7 @@
 
 const Workers = (() => {
   const MOST = 200;
-  const { element, count, percent, time, viewLink } = Format;
+  const { element, sentence, count, percent, time, viewLink } = Format;
   const tiles = new Map();
   let state = null;
 
@@ -80,14 +80,14 @@ const Workers = (() => {
     const rate = worker.rps ? ` · can do ${count(worker.rps)}/s` : "";
     const ageMs = worker.age_ms + (state.look_age_s ?? 0) * 1000;
     if (worker.healthy) lines.push(busy, element("p", `${percent(worker.utilization)} busy · ${running(worker)}${rate}`));
-    if (worker.reason) lines.push(element("p", worker.reason, worker.healthy ? "warn" : "bad"));
-    if (worker.slots_source) lines.push(element("p", `slots: ${worker.slots_source}`, "soft"));
+    if (worker.reason) lines.push(sentence("p", worker.reason, worker.healthy ? "warn" : "bad"));
+    if (worker.slots_source) lines.push(sentence("p", `slots: ${worker.slots_source}`, "soft"));
     lines.push(element("p", `heartbeat ${time(ageMs)} ago`, ageMs > 1500 ? "bad" : "soft"));
     const gpu = worker.gpu;
     if (gpu) {
       lines.push(element("p", `GPU ${percent(gpu.utilization)} · ${gpu.memory_used_mb}/${gpu.memory_total_mb} MiB · ${gpu.temperature_c} °C`));
-      if (gpu.fault) lines.push(element("p", gpu.fault, "bad"));
-      else if (gpu.note) lines.push(element("p", gpu.note));
+      if (gpu.fault) lines.push(sentence("p", gpu.fault, "bad"));
+      else if (gpu.note) lines.push(sentence("p", gpu.note));
     }
     lines.push(element("p", [worker.pool, worker.backend, worker.version].filter(Boolean).join(" · "), "soft"));
     return lines;
@@ -132,7 +132,7 @@ const Workers = (() => {
     forget();
     const ordered = state.workers.filter((each) => !pool || each.pool === pool).sort((a, b) => a.healthy - b.healthy);
     const nodes = ordered.slice(0, MOST).map(shown);
-    if (!nodes.length) nodes.push(element("p", "No workers. Start one with `tierlane worker`, or check that workers reach Redis.", "bad"));
+    if (!nodes.length) nodes.push(sentence("p", "No workers. Start one with `tierlane worker`, or check that workers reach Redis.", "bad"));
     if (ordered.length > MOST) nodes.push(element("p", `and ${ordered.length - MOST} more`));
     const now = [...place().children];
     if (now.length === nodes.length && now.every((node, at) => node === nodes[at])) return;
