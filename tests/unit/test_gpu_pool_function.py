@@ -15,7 +15,7 @@ from scheduler.payload import Task
 from scheduler.prompt_messages import PromptMessage, encode_messages
 from scheduler.vectors import read_vector, write_vector
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/ml-engineer.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/python-models.md"
 CHAT = Item(encode_messages([PromptMessage("system", "Be brief."), PromptMessage("user", "Hello")]), {}, Task.CHAT)
 
 
