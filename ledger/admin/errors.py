@@ -37,6 +37,8 @@ THINGS = {
 }
 """The name of a row of each table."""
 
+TABLES = {thing: table for table, thing in THINGS.items()}
+
 QUOTA_FORMS = (
     "10000/day, 3600 gpu-s/day, 1000000 tokens/week or 100 usd/3 months; "
     f"the units of periods are {', '.join(PERIOD_S)}"
@@ -120,15 +122,22 @@ def rejected_change(
     if isinstance(error, NotNullViolationError):
         column = error.column_name or ""
         return BadValue(f"{column} must be given ({_comment(table, column)}).")
-    words = rule_in_words(table.name, constraint)
-    column = _SUBJECTS.get(constraint, constraint.removeprefix(f"ck_{table.name}_"))
-    if words and column in table.c:
-        return BadValue(_sentence(table, column, values.get(column), words))
-    if isinstance(error, CheckViolationError) and constraint.startswith("ck_"):
-        return BadValue(f"{THINGS[table.name]}: the rule {constraint} refuses this.")
+    if rule_in_words(table.name, constraint) or (
+        isinstance(error, CheckViolationError) and constraint.startswith("ck_")
+    ):
+        return BadValue(violated_rule(table, constraint, values)[1])
     # The message of a trigger is a sentence.
     text = str(error).partition("\n")[0].rstrip(".")
     return ChangeRejected(f"{text[:1].upper()}{text[1:]}.")
+
+
+def violated_rule(table: Table, constraint: str, values: Mapping[str, Any]) -> tuple[str, str]:
+    """The column of a CHECK that `values` violate, and a sentence."""
+    words = rule_in_words(table.name, constraint)
+    column = _SUBJECTS.get(constraint, constraint.removeprefix(f"ck_{table.name}_"))
+    if words and column in table.c:
+        return column, _sentence(table, column, values.get(column), words)
+    return column, f"{THINGS[table.name]}: the rule {constraint} refuses this."
 
 
 def rule_in_words(table: str, constraint: str) -> str | None:

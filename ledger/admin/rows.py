@@ -5,14 +5,14 @@ Functions that need or change one row raise ChangeRejected if it does not exist 
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import chain
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Interval, Select, String, Text, and_, case, cast, func, or_, select
+from sqlalchemy import ARRAY, Interval, Select, String, Text, Uuid, and_, case, cast, func, or_, select
 
 from ledger.admin.changes import (
     Change,
@@ -27,6 +27,7 @@ from ledger.admin.changes import (
     seen,
     transaction_time,
 )
+from ledger.admin.effects import CatalogRows
 from ledger.admin.errors import THINGS, ChangeRejected
 from ledger.catalog.snapshot import CellRow
 from ledger.postgres import Connection, statement
@@ -97,6 +98,37 @@ async def list_quotas(connection: Connection, customer: Row | None = None, tier:
     if tier is not None:
         query = query.where(quotas.c.tier == tier)
     return await fetch(connection, query.order_by(quotas.c.tier.nulls_last(), customers.c.name, quotas.c.id))
+
+
+async def rows_to_judge(connection: Connection, customer_ids: Collection[UUID] | None = None) -> CatalogRows:
+    """The rows for `rows_without_effect`: of these customers, and quotas in money of any, or of all customers with own settings."""
+    if customer_ids is None:
+        limited = api_keys.c.requests_per_second.is_not(None)
+        condition = or_(
+            customers.c.callback_hosts != "",
+            customers.c.spread > 1,
+            customers.c.id.in_(select(quotas.c.customer_id).correlate()),
+            customers.c.id.in_(select(api_keys.c.customer_id).where(limited).correlate()),
+        )
+        quotas_wanted: list[Any] = []
+    else:
+        ids = cast(list(customer_ids), ARRAY(Uuid))
+        condition = customers.c.id == func.any(ids)
+        quotas_wanted = [or_(quotas.c.tier.is_not(None), condition, quotas.c.quota.like("%usd%"))]
+    named = select(*quotas.c, customers.c.name.label("customer"))
+    return CatalogRows(
+        await fetch(connection, select(*seen(tiers)).order_by(tiers.c.priority)),
+        await list_models(connection),
+        await list_prices(connection),
+        await fetch(connection, select(*seen(customers)).where(condition).order_by(customers.c.name)),
+        await fetch(connection, _keys().where(condition, _live).order_by(customers.c.name, api_keys.c.id)),
+        await fetch(
+            connection,
+            named.select_from(quotas.outerjoin(customers, customers.c.id == quotas.c.customer_id))
+            .where(*quotas_wanted)
+            .order_by(quotas.c.tier.nulls_last(), customers.c.name, quotas.c.id),
+        ),
+    )
 
 
 async def find_customer(connection: Connection, name_or_id: str, *, lock: bool = False) -> Row:
@@ -181,11 +213,11 @@ async def set_price(connection: Connection, model: str, values: dict[str, float]
     old = await fetch_one(connection, query)
     new = {column: Decimal(str(value)) for column, value in values.items()}
     if old is not None and all(old[column] == value for column, value in new.items()):
-        return Change(THINGS[prices.name], _price(old), old, old)
+        return Change(THINGS[prices.name], price_name(old), old, old)
     if old is not None and old["valid_from"] == start:
-        return await alter(connection, prices, old, new, _price(old))
+        return await alter(connection, prices, old, new, price_name(old))
     row = (old or {}) | new | {"model": model, "valid_from": start}
-    return await add(connection, prices, row, _price(row))
+    return await add(connection, prices, row, price_name(row))
 
 
 async def remove_price(connection: Connection, model: str, since: datetime) -> list[Change]:
@@ -197,10 +229,11 @@ async def remove_price(connection: Connection, model: str, since: datetime) -> l
         raise ChangeRejected(f"There is no price of {model} from {_moment(since)} on; it has {others}.")
     for row in gone:
         del row["state"]
-    return [await remove(connection, prices, row, _price(row)) for row in gone]
+    return [await remove(connection, prices, row, price_name(row)) for row in gone]
 
 
-def _price(row: Row) -> str:
+def price_name(row: Row) -> str:
+    """A price for users."""
     return f"of {row['model']} from {_moment(row['valid_from'])} on"
 
 

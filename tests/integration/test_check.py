@@ -33,6 +33,7 @@ CHECKS = {
     *(
         "catalog tiers",
         "catalog models",
+        "rows without effect rows",
         "workers pool default",
         "workers limits of default",
         "gateway readyz",

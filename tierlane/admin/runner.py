@@ -4,19 +4,27 @@ import asyncio
 import getpass
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from uuid import UUID
 
 import typer
 
-from ledger.admin.changes import Row, changing
-from ledger.admin.errors import BadValue, ChangeRejected
+from ledger.admin.changes import Change, Row, changing
+from ledger.admin.effects import MONEY, UNNAMED, Deployment, Finding, rows_without_effect
+from ledger.admin.errors import TABLES, BadValue, ChangeRejected
+from ledger.admin.rows import rows_to_judge
 from ledger.postgres import Connection
 from tierlane.admin.change_result import ChangeResult, result_lines
 from tierlane.admin.options import VerbCall, Work
 from tierlane.connect import UsageError, VerbError, database
 from tierlane.output import Column, print_json, print_rows, printable
+from tierlane.settings.model import Settings
 
 APPLICATION = "tierlane-admin"
 MOST_ACTOR_CHARS = 200
+MOST_NOTES = 5
+"""Of findings about the rows of one change."""
+
+JUDGED = frozenset({"tiers", "customers", "api_keys", "quotas", "models", "prices"})
 
 
 def run_verb(work: Work, call: VerbCall) -> int:
@@ -48,10 +56,12 @@ async def apply(call: VerbCall, change: Callable[[Connection], Awaitable[ChangeR
     actor = actor_of(call)
     async with database(call.settings, APPLICATION) as connection, changing(connection, actor, dry_run=call.dry_run):
         done = await change(connection)
+        done = done._replace(notes=[*done.notes, *await effect_notes(connection, call.settings, done.changes)])
     if call.output == "json":
         document: dict[str, object] = {
             "dry_run": call.dry_run,
             "changes": [each._asdict() for each in done.changes],
+            "notes": done.notes,
         }
         if done.key is not None:
             document["key"] = None if call.dry_run else done.key.text
@@ -59,6 +69,36 @@ async def apply(call: VerbCall, change: Callable[[Connection], Awaitable[ChangeR
     else:
         typer.echo("\n".join(result_lines(done, dry_run=call.dry_run)))
     return 0
+
+
+def deployment_of(settings: Settings) -> Deployment:
+    """What the effect of rows depends on in the settings of this command, which should be those of the gateways."""
+    return Deployment(bool(settings.callback_key), settings.pool, settings.default_model)
+
+
+async def effect_notes(connection: Connection, settings: Settings, changes: Sequence[Change]) -> list[str]:
+    """Sentences about changed rows that have no effect, read in the transaction of the change."""
+    changed = [
+        (TABLES[each.thing], each.new or {}) for each in changes if each.old != each.new and each.thing in TABLES
+    ]
+    tables = {table for table, _ in changed}
+    if not tables & JUDGED:
+        return []
+    owners = {row["id"] if table == "customers" else row.get("customer_id") for table, row in changed if row}
+    ids = {owner for owner in owners if isinstance(owner, UUID)}
+    keys = {(table, row.get("id", row.get("name"))) for table, row in changed}
+    of_models = {MONEY, UNNAMED} if tables & {"models", "prices"} else set()
+    found = rows_without_effect(await rows_to_judge(connection, ids), deployment_of(settings))
+    return notes_of([each for each in found if (each.table, each.key) in keys or each.kind in of_models])
+
+
+def notes_of(findings: Sequence[Finding]) -> list[str]:
+    """The first findings as notes, equal ones once."""
+    notes = list(dict.fromkeys(finding.note for finding in findings))
+    more = (
+        [f"{len(notes) - MOST_NOTES:,} more such rows: `tierlane check` has them."] if len(notes) > MOST_NOTES else []
+    )
+    return notes[:MOST_NOTES] + more
 
 
 def actor_of(call: VerbCall) -> str:

@@ -14,6 +14,8 @@ import aiohttp
 import typer
 from msgspec.structs import replace
 
+from ledger.admin.effects import Finding, rows_without_effect
+from ledger.admin.rows import rows_to_judge
 from ledger.catalog.loader import count_callback_customers, read_cells, read_models, read_tiers
 from ledger.catalog.quotas import BadCatalogRow
 from ledger.catalog.snapshot import CellRow, Model, Tier
@@ -27,6 +29,7 @@ from scheduler.protocol.pool_view import Observation
 from scheduler.redis_client.connections import MINIMUM_VERSION, bounded, measure
 from scheduler.redis_client.distance import too_far
 from scheduler.redis_client.keys import DEFAULT_CELL, pools_of
+from tierlane.admin.runner import deployment_of
 from tierlane.check.model_times import limits_line
 from tierlane.connect import CONNECT_TIMEOUT_S, STATEMENT_TIMEOUT_MS, VerbError, database
 from tierlane.operate.cells import redis_at
@@ -39,7 +42,8 @@ Level = Literal["pass", "warn", "fail"]
 MARKS: dict[Level, str] = {"pass": "\u2713", "warn": "!", "fail": "\u2717"}
 WIDTH = 110
 
-GROUPS = ("settings", "postgresql", "redis", "catalog", "workers", "gateway", "audit")
+WITHOUT_EFFECT = "rows without effect"
+GROUPS = ("settings", "postgresql", "redis", "catalog", WITHOUT_EFFECT, "workers", "gateway", "audit")
 """In the order in which they are shown: one thing stands on those before it."""
 
 MOST_SKEW_MS = 100.0
@@ -211,6 +215,18 @@ def judge_callbacks(customers: int, *, can_sign: bool) -> list[CheckItem]:
     return [CheckItem("catalog", "callbacks", "warn", said, advice)]
 
 
+def judge_effects(findings: Sequence[Finding]) -> list[CheckItem]:
+    """One line for each kind of rows that have no effect, with the first such row."""
+    kinds: dict[str, dict[str, Finding]] = {}
+    for finding in findings:
+        kinds.setdefault(finding.kind, {}).setdefault(finding.said, finding)
+    items = []
+    for kind, (first, *others) in ((kind, list(found.values())) for kind, found in kinds.items()):
+        said = f"{first.said} {len(others):,} more of this kind." if others else first.said
+        items.append(CheckItem(WITHOUT_EFFECT, kind, "warn", said, first.advice))
+    return items or [CheckItem(WITHOUT_EFFECT, "rows", "pass", "none")]
+
+
 def judge_dead_letters(count: int) -> CheckItem:
     """Whether requests were given up for good."""
     advice = "`tierlane dlq list` shows them; requeue or purge them."
@@ -249,6 +265,8 @@ async def look(settings: Settings, url: str | None) -> list[CheckItem]:
             cells += await read_cells(connection)
             found += judge_callbacks(await count_callback_customers(connection), can_sign=bool(settings.callback_key))
             items += [*found, judge_models(models), judge_dead_letters(await count_letters(connection))]
+            deployment = deployment_of(settings)._replace(can_sign=True)  # `judge_callbacks` has reported it.
+            items += judge_effects(rows_without_effect(await rows_to_judge(connection), deployment))
     except BadCatalogRow as error:
         advice = "Correct the row: gateways keep the last good picture."
         items.append(CheckItem("catalog", "rows", "fail", str(error), advice))
