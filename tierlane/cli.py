@@ -250,6 +250,8 @@ for _name, _place, _help in (
     ("quota", "tierlane.admin.commands.quota:app", "List or change quotas per day, week, month or other period."),
     ("model", "tierlane.admin.commands.tier_and_model:model_app", "List, show or change models."),
     ("price", "tierlane.admin.commands.price:app", "List or change prices of models, for usage and budgets."),
+    ("apply", "tierlane.admin.commands.catalog:apply_app", "Make the catalog that of a YAML file."),
+    ("export", "tierlane.admin.commands.catalog:export_app", "Print the catalog as a YAML file."),
     ("config-changes", "tierlane.admin.commands.config_changes:app", "Show who changed which row from what to what."),
     ("cell", "tierlane.operate.commands.cell:app", "List, open, drain or close cells, each with a Redis of its own."),
     ("gpu", "tierlane.operate.commands.gpu:app", "List, cordon or uncordon GPUs and their workers."),

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tierlane.admin import config_history, customers, tiers_and_models, values
+    from tierlane.admin import apply, config_history, customers, tiers_and_models, values
     from tierlane.operate import batches, cells, dead_letters, pools, requeue, usage
 else:
 
@@ -17,6 +17,7 @@ else:
         def __getattr__(self, attribute: str) -> Any:
             return getattr(import_module(self._name), attribute)
 
+    apply = LazyModule("tierlane.admin.apply")
     config_history = LazyModule("tierlane.admin.config_history")
     customers = LazyModule("tierlane.admin.customers")
     tiers_and_models = LazyModule("tierlane.admin.tiers_and_models")
@@ -29,6 +30,7 @@ else:
     usage = LazyModule("tierlane.operate.usage")
 
 __all__ = [
+    "apply",
     "batches",
     "cells",
     "config_history",

@@ -100,6 +100,8 @@ def _rounded(value: float | Decimal) -> str:
 
 def printable(text: str, keep: str = "") -> str:
     """The text with control characters escaped, except those in `keep`, so that a terminal does not execute them."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -4,17 +4,32 @@ A dry run is the same transaction, rolled back, so that constraints and triggers
 the tables, and asyncpg runs them. Functions that change rows raise ChangeRejected.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, NamedTuple
 
+import msgspec
 from asyncpg import IntegrityConstraintViolationError
-from sqlalchemy import Table, and_, delete, func, insert, select, update
-from sqlalchemy.dialects.postgresql import asyncpg
+from sqlalchemy import (
+    CheckConstraint,
+    Table,
+    and_,
+    cast,
+    column,
+    delete,
+    func,
+    insert,
+    literal_column,
+    not_,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB, asyncpg
 from sqlalchemy.sql.expression import ClauseElement
 
-from ledger.admin.errors import THINGS, ChangeRejected, check_integers, rejected_change
+from ledger.admin.errors import THINGS, BadValue, ChangeRejected, check_integers, rejected_change, violated_rule
 from ledger.postgres import Connection
 
 Row = dict[str, Any]
@@ -24,6 +39,14 @@ _DIALECT: Any = asyncpg.dialect()  # type: ignore[no-untyped-call]
 
 HIDDEN = frozenset({"secret_hash"})
 """Columns that are never read here."""
+
+PIECE = 5000
+"""Rows of one statement of `add_all` and the like."""
+
+LEAST_UNSTORABLE = 2**15
+"""From here on an integer may be too large for its column."""
+
+_encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 async def fetch(connection: Connection, query: ClauseElement) -> list[Row]:
@@ -101,6 +124,67 @@ async def remove(connection: Connection, table: Table, old: Row, name: str | Non
     return Change(THINGS[table.name], name or _name(table, old), old, None)
 
 
+async def add_all(connection: Connection, table: Table, rows: Sequence[Row]) -> list[Row]:
+    """Insert rows that have the same columns; as they are stored, in no order."""
+    return await _write_all(
+        connection, table, rows, lambda given: insert(table).from_select(list(rows[0]), select(given))
+    )
+
+
+async def alter_all(connection: Connection, table: Table, rows: Sequence[Row]) -> list[Row]:
+    """Set all columns that the rows have, which are the same, of the rows with their primary keys; as they are stored."""
+    key = [each.name for each in table.primary_key.columns]
+    return await _write_all(
+        connection,
+        table,
+        rows,
+        lambda given: (
+            update(table)
+            .values({name: given.c[name] for name in rows[0] if name not in key})
+            .where(*(table.c[name] == given.c[name] for name in key))
+        ),
+    )
+
+
+async def remove_all(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
+    """Delete the rows with these primary keys."""
+    key = list(table.primary_key.columns)
+    await _write_all(
+        connection,
+        table,
+        [{each.name: row[each.name] for each in key} for row in rows],
+        lambda given: delete(table).where(tuple_(*key).in_(select(given))),
+    )
+
+
+async def violations(connection: Connection, table: Table, rows: Sequence[Row]) -> list[tuple[int, str, str]]:
+    """The CHECKs that rows would violate: index of the row, column, and a sentence each. A column that all rows lack is null."""
+    found, storable = list[tuple[int, str, str]](), list[Row]()
+    for index, row in enumerate(rows):
+        storable.append(row)
+        for name, value in row.items():
+            if not isinstance(value, int) or abs(value) < LEAST_UNSTORABLE:
+                continue
+            try:
+                check_integers(table, {name: value})
+            except BadValue as error:
+                found.append((index, name, str(error)))
+                storable[index] = {**storable[index], name: None}
+    holds: dict[str, Any] = {
+        str(rule.name): func.coalesce(literal_column(f"({rule.sqltext})"), True)
+        for rule in table.constraints
+        if isinstance(rule, CheckConstraint)
+    }
+    for first, given in _pieces(table, storable):
+        labels = [each.label(name) for name, each in holds.items()]
+        query = select(given.c.ordinality, *labels).where(not_(and_(*holds.values())))
+        for verdict in await fetch(connection, query):
+            index = first + verdict.pop("ordinality") - 1
+            broken = [name for name, kept in verdict.items() if not kept]
+            found += [(index, *violated_rule(table, name, rows[index])) for name in broken]
+    return sorted(found)
+
+
 def missing(table: Table, key: object) -> ChangeRejected:
     """The error for a row that does not exist."""
     named = " named" if "name" in table.c and table.name != "api_keys" else ""
@@ -122,6 +206,29 @@ async def _write(connection: Connection, table: Table, statement: Any, values: R
     if row is None:
         raise ChangeRejected(f"The {THINGS[table.name]} was deleted meanwhile.")
     return row
+
+
+async def _write_all(connection: Connection, table: Table, rows: Sequence[Row], statement: Any) -> list[Row]:
+    """Run `statement`, a function of the given rows as a FROM item, for each piece of the rows."""
+    stored: list[Row] = []
+    try:
+        for _, given in _pieces(table, rows):
+            part = select(*(given.c[name] for name in rows[0])).subquery()
+            stored += await fetch(connection, statement(part).returning(*seen(table)))
+    except IntegrityConstraintViolationError as error:
+        raise rejected_change(error, table, {}) from error
+    if len(stored) != len(rows):
+        raise ChangeRejected(f"A {THINGS[table.name]} was deleted meanwhile.")
+    return stored
+
+
+def _pieces(table: Table, rows: Sequence[Row]) -> Iterator[tuple[int, Any]]:
+    """Rows with the same columns as FROM items, each one parameter, with the index of its first row."""
+    for first in range(0, len(rows), PIECE):
+        document = cast(_encode(rows[first : first + PIECE]).decode(), JSONB)
+        record = func.jsonb_populate_recordset(literal_column(f"NULL::{table.name}"), document)
+        columns = [column(each.name, each.type) for each in table.c]
+        yield first, record.table_valued(*columns, with_ordinality="ordinality")
 
 
 def _is(table: Table, row: Row) -> Any:

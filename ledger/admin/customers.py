@@ -106,7 +106,7 @@ async def remove_quota(connection: Connection, customer: str | None, tier: str |
         row
         for row in have
         if _period(row["quota"]) == period
-        and (alone is not None or _parsed(row["quota"]).amount == _parsed(text).amount)
+        and (alone is not None or parsed_quota(row["quota"]).amount == parsed_quota(text).amount)
     ]
     if not gone:
         others = ", ".join(row["quota"] for row in have) or "none"
@@ -129,10 +129,11 @@ async def _quotas_of(connection: Connection, owner: Row) -> list[Row]:
 
 
 def _period(text: str) -> str:
-    return name_of(_parsed(text))
+    return name_of(parsed_quota(text))
 
 
-def _parsed(text: str) -> Quota:
+def parsed_quota(text: str) -> Quota:
+    """The quota of a text. Raises BadValue."""
     try:
         return parse_quota(None, "any", text)
     except BadCatalogRow:

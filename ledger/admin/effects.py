@@ -5,7 +5,7 @@ Each finding is of one row. The verbs report those of the rows that they write, 
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ledger.admin.changes import Row
 from ledger.catalog.quotas import BadCatalogRow, name_of, parse_quota
@@ -134,8 +134,10 @@ def _of_customers(rows: CatalogRows, deployment: Deployment) -> Iterator[Finding
                 f"TIERLANE_CALLBACK_SECRET is not set here: unless the gateways have it, callback_url of {name} is refused.",
                 "Set it, the same for all gateways, the auditor and this command.",
             )
-        limits = tuple(_limit(customer, tiers, column.name) for column in LIMIT_COLUMNS)
-        if spread > 1 and (usable := usable_spread(limits, spread)) < spread:
+        if spread == 1:
+            continue
+        usable = usable_spread(tuple(_limit(customer, tiers, column.name) for column in LIMIT_COLUMNS), spread)
+        if usable < spread:
             yield Finding(
                 "spread",
                 "customers",
@@ -173,7 +175,7 @@ def _of_quotas(rows: CatalogRows) -> Iterator[Finding]:
         for row in rows.prices
     )
     of_tier = {customer["id"]: customer["tier"] for customer in rows.customers}
-    least: dict[tuple[object, str], tuple[int, str, object]] = {}
+    least: dict[tuple[object, str], tuple[int, str, Any]] = {}
     parsed = []
     for row in rows.quotas:
         try:
@@ -212,5 +214,6 @@ def _of_quotas(rows: CatalogRows) -> Iterator[Finding]:
 
 def _limit(customer: Row, tiers: dict[str, Row], column: str) -> float | None:
     """A base limit of a customer: its own, else its tier's."""
-    own = customer[column]
-    return tiers[customer["tier"]][column] if own is None else own
+    own: float | None = customer[column]
+    of_tier: float | None = tiers[customer["tier"]][column]
+    return of_tier if own is None else own

@@ -22,6 +22,8 @@ TOOLS = {
     "quota": ["list", "set", "remove"],
     "model": ["list", "show", "set", "create", "delete"],
     "price": ["list", "set", "remove"],
+    "apply": [],
+    "export": [],
     "config-changes": [],
     "cell": ["list", "open", "drain", "close"],
     "gpu": ["list", "cordon", "uncordon"],
@@ -42,7 +44,7 @@ VERBS = [
     *([tool] for tool, verbs in TOOLS.items() if not verbs),
     ["check", "model"],
 ]
-ADMIN = ("tier", "customer", "key", "quota", "model", "price", "cell", "gpu", "queue", "config-changes")
+ADMIN = ("tier", "customer", "key", "quota", "model", "price", "apply", "cell", "gpu", "queue", "config-changes")
 HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
 PROGRAM = """
 import sys

@@ -94,6 +94,8 @@ CUSTOMER = (
     _may_be_none("models", "names", "Models that its keys may use; null: all."),
 )
 
+CUSTOMER_STATUS = _field("status", "text", "active, or suspended: every request gets 403.", default="active")
+
 CELL = (
     _field(
         "redis_url",
@@ -108,6 +110,10 @@ CELL = (
         "Its part of the customers, in proportion to the weights of the other open cells.",
         default="1",
     ),
+)
+
+CELL_STATE = _field(
+    "state", "text", "open; draining: no new customers and requests; closed: not served.", default="open"
 )
 
 KEY = (

@@ -39,14 +39,19 @@ def values_of(fields: Sequence[Field], given: Given) -> dict[str, Any]:
         text = given.get(field.name)
         if text is None:
             continue
-        must_be, parse = _KINDS[field.kind]
-        try:
-            values[field.name] = None if field.none and text == "none" else parse(text)
-        except (ValueError, KeyError):
-            must_be += " or none" if field.none else ""
-            meaning = in_sentence(field.description)
-            raise UsageError(f"{flag(field.name)}: must be {must_be}, got {text!r} ({meaning})") from None
+        values[field.name] = value_of(field, text, flag(field.name))
     return values
+
+
+def value_of(field: Field, text: str, called: str) -> Any:
+    """The value of a field that users know as `called`. Raises UsageError."""
+    must_be, parse = _KINDS[field.kind]
+    try:
+        return None if field.none and text == "none" else parse(text)
+    except (ValueError, KeyError):
+        must_be += " or none" if field.none else ""
+        meaning = in_sentence(field.description)
+        raise UsageError(f"{called}: must be {must_be}, got {text!r} ({meaning})") from None
 
 
 def changes_of(fields: Sequence[Field], given: Given) -> dict[str, Any]:
