@@ -185,6 +185,7 @@ class Gateway(GatewayParts):
         await self.actions.close()
         self.metrics.close()
         await self.me.close()
+        await self.account.close()
         await self.responses.close()
         await self.snapshots.history.close()
         await self.pool_lifecycle.close()

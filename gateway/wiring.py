@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from gateway.account.handlers import AccountHandlers
+from gateway.account.store import AccountStore
+from gateway.account.usage import UsageReports, usage_reader
 from gateway.api.account import AccountEndpoint, AccountHome, AccountParts, FindUsage
 from gateway.api.chat import CHAT
 from gateway.api.completions import COMPLETIONS
@@ -140,6 +143,7 @@ class GatewayParts(PoolParts):
             )
         )
         self.me = self._account(find_usage)
+        self.account = self._account_handlers(faults)
         self.responses = self._responses(faults)
         models = Models(self.authenticator, self.pools.limits_of, self.pools, faults)
         self.open_inference = self._open_inference(catalog, faults)
@@ -200,6 +204,11 @@ class GatewayParts(PoolParts):
                 find_usage=find_usage,
             )
         )
+
+    def _account_handlers(self, faults: ErrorResponses) -> AccountHandlers:
+        url = None if self.config.jobs is None else self.config.jobs.database_url
+        reports = UsageReports(None if url is None else usage_reader(url))
+        return AccountHandlers(self.entry, faults, reports, AccountStore(url), self.pools.names)
 
     def _auxiliary_limits(self, catalog: Catalog, counters: Counters) -> AuxiliaryLimits:
         """They are used once requests arrive, when the other parts exist."""
@@ -306,6 +315,7 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
     routes.add("DELETE", "/v1/responses/{id}", parts.responses.delete)
     routes.add("POST", "/v1/responses/{id}/cancel", parts.responses.cancel)
     add_batch_routes(routes, parts.batches.handlers)
+    add_account_routes(routes, parts.me, parts.account)
     routes.add("GET", "/internal/health", internal.health)
     routes.add("GET", "/internal/requests/{id}", internal.request)
     routes.add("GET", "/internal/autoscale", internal.autoscale)
@@ -326,7 +336,6 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
         routes.add(method, "/v1/result/{id}", results.get)
         routes.add(method, "/v1/responses/{id}", parts.responses.retrieve)
         routes.add(method, "/v1/responses/{id}/input_items", parts.responses.input_items)
-        routes.add(method, "/v1/me", parts.me)
         routes.add(method, "/v1/models", models.list)
         routes.add(method, "/v1/models/{id...}", models.one)
         routes.add(method, "/v2", tensors.server)
@@ -342,6 +351,17 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
         routes.add(method, "/docs", pages.reference)
         routes.add(method, "/openapi.json", pages.description)
     return routes
+
+
+def add_account_routes(routes: Router, me: AccountEndpoint, account: AccountHandlers) -> None:
+    """The routes of a customer's own account."""
+    routes.add("POST", "/v1/keys", account.create_key)
+    routes.add("DELETE", "/v1/keys/{id}", account.revoke_key)
+    for method in ("GET", "HEAD"):
+        routes.add(method, "/v1/me", me)
+        routes.add(method, "/v1/usage", account.usage)
+        routes.add(method, "/v1/jobs", account.jobs)
+        routes.add(method, "/v1/keys", account.keys)
 
 
 def add_batch_routes(routes: Router, batches: BatchHandlers) -> None:

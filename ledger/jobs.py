@@ -71,6 +71,20 @@ class JobRow(msgspec.Struct, frozen=True):
         return self.status in ("completed", "failed")
 
 
+class ListedJob(NamedTuple):
+    """A job of a list."""
+
+    id: str
+    status: str
+    model: str
+    tier: str
+    created_at: datetime
+    completed_at: datetime | None
+    expires_at: datetime | None
+    tokens_used: int | None
+    error_code: str | None
+
+
 class OpenJob(msgspec.Struct, frozen=True):
     """A job whose row is open. `left_s` is negative after its deadline."""
 
@@ -131,6 +145,11 @@ async def find_jobs(connection: Connection, ids: Sequence[str]) -> dict[str, Job
     """The jobs that exist, by id."""
     rows = await connection.fetch(statement("find_jobs"), ids)
     return {row["id"]: JobRow(*row) for row in rows}
+
+
+async def list_jobs(connection: Connection, customer_id: str, after: str, limit: int) -> list[ListedJob]:
+    """The newest jobs of a customer that are kept, from behind the job `after` ("": from the first)."""
+    return [ListedJob._make(row) for row in await connection.fetch(statement("list_jobs"), customer_id, after, limit)]
 
 
 async def open_jobs(

@@ -57,6 +57,7 @@ class ErrorCode(StrEnum):
     IDEMPOTENCY_IN_PROGRESS = "idempotency_in_progress"
     IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
     CROSS_SITE = "cross_site"
+    PERMISSION_DENIED = "permission_denied"
     CHANGED_MEANWHILE = "changed_meanwhile"
 
 
@@ -340,6 +341,14 @@ HTTP: dict[ErrorCode, HttpError] = {
         "This Idempotency-Key was used with another body.",
         "This `Idempotency-Key` was used with another body.",
         "Use a new key for each request.",
+        retry=False,
+    ),
+    ErrorCode.PERMISSION_DENIED: HttpError(
+        403,
+        "permission_error",
+        "This key may not do that.",
+        "The customer does not manage its own keys (`manages_keys`), or the request has a JWT instead of a key.",
+        "Ask the administrator.",
         retry=False,
     ),
     ErrorCode.CROSS_SITE: HttpError(

@@ -1,8 +1,7 @@
 """The documents of OpenAI's batch API: files, batches, lists of both; the states of a batch; checks of request bodies."""
 
-from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -12,8 +11,6 @@ from gateway.http.validation import invalid
 from ledger.batches import BatchRow
 from ledger.files import FileRow
 
-T = TypeVar("T")
-Listed = TypeVar("Listed", "FileObject", "BatchObject")
 WINDOW = "24h"
 MIN_KEPT_S, MAX_KEPT_S = 3600, 30 * 86_400
 MAX_METADATA = 16
@@ -45,16 +42,6 @@ class FileDeleted(msgspec.Struct, gc=False):
     id: str
     object: Literal["file"] = "file"
     deleted: Literal[True] = True
-
-
-class ObjectList(msgspec.Struct, Generic[T], gc=False):
-    """A page."""
-
-    data: list[T]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: Literal["list"] = "list"
 
 
 class Faults(msgspec.Struct, gc=False):
@@ -131,13 +118,6 @@ def _seconds(time: datetime | None) -> int | None:
     return None if time is None else int(time.timestamp())
 
 
-def page_of(items: Sequence[Listed], limit: int) -> ObjectList[Listed]:
-    """A page of `limit` items, of which one more may have been read."""
-    shown = list(items[:limit])
-    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-    return ObjectList(shown, first, last, len(items) > limit)
-
-
 class Expiry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """When a file expires: so many seconds after its creation."""
 
@@ -176,26 +156,6 @@ def read_batch(raw: bytes) -> BatchBody:
         if "\0" in name + value:
             raise invalid("metadata", "`metadata` must have no control characters.")
     return msgspec.structs.replace(body, endpoint=endpoint)
-
-
-class PageQuery(NamedTuple):
-    """What part of a list is requested."""
-
-    after: str
-    limit: int
-    oldest_first: bool
-
-
-def read_page(query: Any, default: int, most: int) -> PageQuery:
-    """Read `limit`, `after` and `order` of a query. Raises RequestError that names the parameter."""
-    limit, order, after = query.get("limit", str(default)), query.get("order", "desc"), query.get("after", "")
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 6 and 1 <= int(limit) <= most):
-        raise invalid("limit", f"`limit` must be 1 to {most}.")
-    if order not in ("asc", "desc"):
-        raise invalid("order", "`order` must be `asc` or `desc`.")
-    if not (after.isascii() and after.isprintable()):
-        raise invalid("after", "`after` must be the id of the last item of the page before.")
-    return PageQuery(after, int(limit), order == "asc")
 
 
 def read_expiry(anchor: str | None, seconds: str | None) -> int | None:

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
 from typing import TypeVar
 
-from gateway.batch_api.documents import FILE_PAGE, BatchBody, PageQuery
+from gateway.batch_api.documents import FILE_PAGE, BatchBody
 from gateway.config import BatchConfig
+from gateway.http.pages import PageQuery
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid
 from gateway.inference.idempotency import IDEMPOTENCY_KEY

@@ -18,17 +18,18 @@ from gateway.batch_api.documents import (
     BatchObject,
     FileDeleted,
     FileObject,
-    ObjectList,
 )
 from gateway.batch_api.handlers import JSONL
 from gateway.batch_api.lines import ENDPOINTS
 from gateway.batch_api.uploads import FORM
+from gateway.http.pages import ObjectList
 from gateway.http.response_headers import Schema
 from gateway.openapi.endpoint_kinds import (
     IDEMPOTENCY_KEY_PARAMETER,
     LIMIT_HEADERS,
     TOKEN_LIMIT_HEADERS,
     account_endpoint,
+    page_parameters,
 )
 from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription
 from gateway.openapi.schemas import NOT_EMPTY, only
@@ -44,7 +45,6 @@ BODY_ERRORS = (
 Seconds = Annotated[int, msgspec.Meta(ge=MIN_KEPT_S, le=MAX_KEPT_S)]
 Binary = Annotated[str, msgspec.Meta(extra_json_schema={"format": "binary", "minLength": 1})]
 
-PRINTABLE: Schema = {"type": "string", "pattern": "^[ -~]*$"}
 EXPIRY_TOGETHER: Schema = {"dependentRequired": {name: list(EXPIRY) for name in EXPIRY}}
 FILE_ID = Parameter("id", "path", "The id of a file.", NOT_EMPTY)
 BATCH_ID = Parameter("id", "path", "The id of a batch.", NOT_EMPTY)
@@ -77,13 +77,6 @@ class UploadForm(msgspec.Struct, forbid_unknown_fields=True):
     seconds: Seconds | UnsetType = msgspec.field(default=UNSET, name="expires_after[seconds]")
 
 
-def _page(default: int, most: int) -> tuple[Parameter, ...]:
-    limit = Parameter(
-        "limit", "query", f"Most items, {default} by default.", {"type": "integer", "minimum": 1, "maximum": most}
-    )
-    return limit, Parameter("after", "query", "The id of the last item of the page before.", PRINTABLE)
-
-
 def _endpoint(path: str, summary: str, kind: Any, *errors: ErrorCode, **fields: Any) -> ApiEndpoint:
     return account_endpoint(
         path,
@@ -101,7 +94,7 @@ BATCHES: tuple[ApiEndpoint, ...] = (
         "/v1/files",
         "List the files; POST uploads one for a batch",
         ObjectList[FileObject],
-        parameters=(*_page(FILE_PAGE, MAX_FILE_PAGE), ORDER),
+        parameters=(*page_parameters(FILE_PAGE, MAX_FILE_PAGE), ORDER),
     ),
     _endpoint(
         "/v1/files",
@@ -124,7 +117,7 @@ BATCHES: tuple[ApiEndpoint, ...] = (
         "/v1/batches",
         "List the batches; POST runs the requests of a file",
         ObjectList[BatchObject],
-        parameters=_page(BATCH_PAGE, MAX_BATCH_PAGE),
+        parameters=page_parameters(BATCH_PAGE, MAX_BATCH_PAGE),
     ),
     _endpoint(
         "/v1/batches",

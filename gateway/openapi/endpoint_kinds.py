@@ -5,6 +5,7 @@ from typing import Any
 
 from gateway.auth.service_tier import KNOWN
 from gateway.http.response import JSON
+from gateway.http.response_headers import Schema
 from gateway.http.sse import EVENTS
 from gateway.http.static import page_headers
 from gateway.inference.idempotency import IDEMPOTENCY_KEY, MAX_KEY_CHARACTERS
@@ -45,10 +46,17 @@ CUSTOMER_ERRORS = SERVICE_ERRORS | {
 """Errors that occur before the customer is known."""
 
 NOT_INFERENCE_ERRORS = frozenset(
-    {ErrorCode.NOT_FOUND, ErrorCode.ABANDONED, ErrorCode.CROSS_SITE, ErrorCode.CHANGED_MEANWHILE}
+    {
+        ErrorCode.NOT_FOUND,
+        ErrorCode.ABANDONED,
+        ErrorCode.CROSS_SITE,
+        ErrorCode.CHANGED_MEANWHILE,
+        ErrorCode.PERMISSION_DENIED,
+    }
 )
 """Errors that no inference endpoint returns. `abandoned` is in audit rows only."""
 
+PRINTABLE: Schema = {"type": "string", "pattern": "^[ -~]*$"}
 IDEMPOTENCY_KEY_PARAMETER = Parameter(
     IDEMPOTENCY_KEY,
     "header",
@@ -130,6 +138,14 @@ def account_endpoint(
         "errors": CUSTOMER_ERRORS | set(errors),
     }
     return ApiEndpoint(path=path, summary=summary, **({"responses": {200: found}} | defaults | fields))
+
+
+def page_parameters(default: int, most: int) -> tuple[Parameter, ...]:
+    """The parameters that `read_page` of gateway/http/pages.py reads."""
+    limit = Parameter(
+        "limit", "query", f"Most items, {default} by default.", {"type": "integer", "minimum": 1, "maximum": most}
+    )
+    return limit, Parameter("after", "query", "The id of the last item of the page before.", PRINTABLE)
 
 
 def token_count_endpoint(path: str, summary: str, kind: type, *errors: ErrorCode, **fields: Any) -> ApiEndpoint:

@@ -6,10 +6,10 @@ compares this table with the routes, both ways.
 
 from typing import Any
 
-from gateway.api.account_document import Account
 from gateway.api.models import ModelEntry, ModelList
 from gateway.http.response import JSON
 from gateway.http.static import HTML
+from gateway.openapi.account_endpoints import ACCOUNT
 from gateway.openapi.batch_endpoints import BATCHES
 from gateway.openapi.endpoint_kinds import account_endpoint, probe_endpoint, static_page
 from gateway.openapi.inference_endpoints import INFERENCE
@@ -33,7 +33,7 @@ ENDPOINTS: tuple[ApiEndpoint, ...] = (
         ErrorCode.MODEL_NOT_FOUND,
         parameters=(Parameter("id", "path", "The name of the model, which may contain slashes.", NOT_EMPTY),),
     ),
-    account_endpoint("/v1/me", "Current limits, what is left, usage of 24 hours", Account, headers=("Cache-Control",)),
+    *ACCOUNT,
     *BATCHES,
     *MESSAGES,
     *OPEN_INFERENCE,

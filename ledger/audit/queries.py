@@ -122,6 +122,36 @@ async def usage_lines(connection: Connection, first: date, last: date, *, daily:
             yield UsageLine._make((begin if daily else None, *row))
 
 
+class UsagePart(NamedTuple):
+    """The accepted requests of one customer in a group: a day, a model or a key. `cost_usd` is None without a price."""
+
+    part: str
+    requests: int
+    tokens: int
+    gpu_s: float
+    cost_usd: float | None
+
+
+async def usage_by(
+    connection: Connection,
+    customer_id: str,
+    days: tuple[date, date],
+    by: str,
+    *,
+    after: str,
+    limit: int,
+    timeout_ms: int,
+) -> list[UsagePart]:
+    """The first `limit` groups behind `after` of the usage in the days of UTC from the first to the last one.
+
+    `by`: day, model or key. Raises as `find_usage`.
+    """
+    begin, end = datetime.combine(days[0], time(), UTC), datetime.combine(days[1], time(), UTC) + timedelta(1)
+    async with with_statement_timeout(connection, timeout_ms):
+        rows = await connection.fetch(statement("customer_usage_by"), customer_id, begin, end, by, after, limit)
+    return [UsagePart._make(row) for row in rows]
+
+
 class RecordedRequest(NamedTuple):
     """What a simulation reads of a row of `requests`. Times in milliseconds, None if unknown."""
 

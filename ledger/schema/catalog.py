@@ -145,6 +145,7 @@ customers = Table(
     column("cell", Text, "Its cell; null: chosen by its id.", ForeignKey("cells.name", onupdate="CASCADE"), null=True),
     column("spread", SmallInteger, "Number of cells that it uses, each with a part of its limits.", server_default="1"),
     column("models", ARRAY(Text), "Models that its keys may use; null: all.", null=True),
+    flag("manages_keys", "True: its keys may create, list and revoke its keys (/v1/keys)."),
     check("name", r"length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND name = btrim(name)"),
     one_of("status", "active", "suspended"),
     check("callback_hosts", f"length(callback_hosts) <= 2000 AND callback_hosts ~* '{HOSTS_PATTERN}'"),

@@ -23,6 +23,13 @@ SELECT id, customer_id::text, status, output, error_code, pool, tokens_used,
        (extract(epoch FROM completed_at - created_at) * 1000)::float8 AS latency_ms, model, tier
 FROM jobs WHERE id = ANY($1) AND (expires_at IS NULL OR expires_at > clock_timestamp())
 
+-- name: list_jobs
+-- $1: customer. $2: id after which the page begins, or ''. $3: row limit. The newest first; ids begin with the time.
+SELECT id, status, model, tier, created_at, completed_at, expires_at, tokens_used, error_code
+FROM jobs
+WHERE customer_id = $1 AND ($2 = '' OR id < $2) AND (expires_at IS NULL OR expires_at > clock_timestamp())
+ORDER BY id DESC LIMIT $3
+
 -- name: open_jobs
 -- $1: pool. $2, $3: creation time and id of the last job of the previous page. $4: row limit. The oldest open jobs after it.
 SELECT id, created_at, tier, extract(epoch FROM deadline - clock_timestamp())::float8 AS left_s

@@ -46,6 +46,28 @@ WHERE r.created_at >= $1 AND r.created_at < $2
 GROUP BY r.customer_id, c.name, r.api_key_id, r.model
 ORDER BY c.name, r.customer_id, r.api_key_id, r.model
 
+-- name: customer_usage_by
+-- $1: customer. $2: start. $3: end. $4: day, model or key. $5: the group after which the page begins, or ''. $6: row limit. Figures as in
+-- usage_export. Uses the index on (customer_id, created_at).
+WITH priced AS (
+    SELECT *, lead(valid_from, 1, 'infinity') OVER (PARTITION BY model ORDER BY valid_from) AS valid_until FROM prices
+), own AS (
+    SELECT r.*, CASE $4::text
+        WHEN 'day' THEN to_char(r.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')
+        WHEN 'model' THEN coalesce(r.model, '')
+        ELSE coalesce(r.api_key_id, '')
+    END COLLATE "C" AS part
+    FROM requests AS r WHERE r.customer_id = $1 AND r.created_at >= $2 AND r.created_at < $3
+)
+SELECT r.part, count(*), coalesce(sum(r.tokens_used), 0)::bigint, coalesce(sum(r.cost_ms::numeric * 0.001), 0)::float8,
+       (CASE WHEN count(p.model) > 0 THEN coalesce(sum(
+           coalesce(r.cost_ms::numeric * 0.001, 0) * p.usd_per_gpu_s + coalesce(r.tokens_used, 0) * 0.001 * p.usd_per_1000_tokens
+       ), 0) END)::float8
+FROM own AS r
+LEFT JOIN priced AS p ON p.model = r.model AND r.created_at >= p.valid_from AND r.created_at < p.valid_until
+WHERE r.part > $5
+GROUP BY r.part ORDER BY r.part LIMIT $6
+
 -- name: recorded_requests
 -- $1: start. $2: end. $3: models. Accepted requests that waited for a run of their own, in order of creation.
 SELECT created_at, customer_id::text, status, error_code, tokens_used, input_bytes, latency_ms, queue_ms, gpu_ms, batch_id,

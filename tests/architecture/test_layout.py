@@ -36,6 +36,7 @@ GATEWAY_MAY_IMPORT = {
     "api": {*LEAVES, "auth", "http", "limits"},
     "inference": {*LEAVES, "api", "auth", "direct", "http", "limits", "metrics"},
     "direct": {*LEAVES, "heartbeat", "inference", "limits"},
+    "account": {*LEAVES, "api", "http", "inference", "jobs"},
     "grpc": {*LEAVES, "api", "http", "inference"},
     "jobs": {*LEAVES, "api", "http", "inference"},
     "batch_api": {*LEAVES, "api", "http", "inference", "jobs", "metrics", "translations"},
@@ -47,6 +48,7 @@ GATEWAY_MAY_IMPORT = {
     "openapi": {
         *LEAVES,
         *(
+            "account",
             "api",
             "auth",
             "autoscale",

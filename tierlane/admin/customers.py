@@ -90,7 +90,7 @@ async def show_customer(call: VerbCall, name: str) -> int:
         return 0
     fields = {"customer": "name", "id": "id", "tier": "tier", "weight": "weight", "status": "status"}
     fields |= {"created": "created_at", "callback hosts": "callback_hosts", "cell": "cell", "spread": "spread"}
-    fields |= {"models": "models"}
+    fields |= {"models": "models", "manages keys": "manages_keys"}
     typer.echo("\n".join(aligned((title, readable(page[field])) for title, field in fields.items())))
     for part, columns in (("limits", _LIMIT_SOURCES), ("quotas", _QUOTA_SOURCES), ("keys", KEY_COLUMNS)):
         typer.echo("")

@@ -92,6 +92,7 @@ CUSTOMER = (
     _field("cell", "text", "Its cell; null: chosen by its id.", none=True, default="none"),
     _field("spread", "whole", "Number of cells that it uses, each with a part of its limits.", default="1"),
     _may_be_none("models", "names", "Models that its keys may use; null: all."),
+    _field("manages_keys", "switch", "True: its keys may create, list and revoke its keys (/v1/keys).", default="off"),
 )
 
 CUSTOMER_STATUS = _field("status", "text", "active, or suspended: every request gets 403.", default="active")
