@@ -252,6 +252,7 @@ for _name, _place, _help in (
     ("price", "tierlane.admin.commands.price:app", "List or change prices of models, for usage and budgets."),
     ("apply", "tierlane.admin.commands.catalog:apply_app", "Make the catalog that of a YAML file."),
     ("export", "tierlane.admin.commands.catalog:export_app", "Print the catalog as a YAML file."),
+    ("operator", "tierlane.admin.commands.operator:app", "List, create, rotate or revoke operators of the admin API."),
     ("config-changes", "tierlane.admin.commands.config_changes:app", "Show who changed which row from what to what."),
     ("cell", "tierlane.operate.commands.cell:app", "List, open, drain or close cells, each with a Redis of its own."),
     ("gpu", "tierlane.operate.commands.gpu:app", "List, cordon or uncordon GPUs and their workers."),

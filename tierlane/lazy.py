@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tierlane.admin import apply, config_history, customers, tiers_and_models, values
+    from tierlane.admin import apply, config_history, customers, operators, tiers_and_models, values
     from tierlane.operate import batches, cells, dead_letters, pools, requeue, usage
 else:
 
@@ -20,6 +20,7 @@ else:
     apply = LazyModule("tierlane.admin.apply")
     config_history = LazyModule("tierlane.admin.config_history")
     customers = LazyModule("tierlane.admin.customers")
+    operators = LazyModule("tierlane.admin.operators")
     tiers_and_models = LazyModule("tierlane.admin.tiers_and_models")
     values = LazyModule("tierlane.admin.values")
     batches = LazyModule("tierlane.operate.batches")
@@ -36,6 +37,7 @@ __all__ = [
     "config_history",
     "customers",
     "dead_letters",
+    "operators",
     "pools",
     "requeue",
     "tiers_and_models",

@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 _DIALECT: Any = asyncpg.dialect()  # type: ignore[no-untyped-call]
 
-HIDDEN = frozenset({"secret_hash"})
+HIDDEN = frozenset({"secret_hash", "token_hash"})
 """Columns that are never read here."""
 
 PIECE = 5000
@@ -110,8 +110,8 @@ async def add(connection: Connection, table: Table, values: Row, name: str | Non
 
 
 async def alter(connection: Connection, table: Table, old: Row, values: Row, name: str | None = None) -> Change:
-    """Set columns of a row that `find` returned, without those that have the value already."""
-    different = {column: value for column, value in values.items() if old[column] != value}
+    """Set columns of a row that `find` returned, without those that have the value already; hidden ones are always set."""
+    different = {column: value for column, value in values.items() if column in HIDDEN or old[column] != value}
     new = old
     if different:
         new = await _write(connection, table, update(table).where(_is(table, old)).values(**different), values)

@@ -34,6 +34,7 @@ THINGS = {
     "prices": "price",
     "cordons": "cordon",
     "cells": "cell",
+    "operators": "operator",
 }
 """The name of a row of each table."""
 
@@ -72,6 +73,10 @@ _WORDS = {
     "ck_cordons_worker": "must have 1 to 200 characters, no control characters",
     "ck_cordons_reason": "must have at most 500 characters, no control characters",
     "ck_quotas_owner": "must be of one customer or of one tier",
+    "ck_operators_name": "must begin with a letter or digit and go on with at most 99 of A-Z, a-z, 0-9 and . _ @ + -",
+    "ck_operators_role": "must be viewer, operator or admin",
+    "ck_operators_token_hash": "must be a SHA-256",
+    "ck_operators_expires_at": "must be later than the token's beginning",
 }
 _SUBJECTS = {"ck_cells_default": "name", "ck_api_keys_limit": "requests_per_second", "ck_quotas_owner": "quota"}
 """The column of a rule that is not named after its column."""
@@ -114,7 +119,8 @@ def rejected_change(
     if isinstance(error, UniqueViolationError):
         thing = THINGS.get(error.table_name or "", "row")
         taken = f"{columns} {value} is that of another {thing}." if columns else f"There is already such a {thing}."
-        return ChangeRejected(f"There is already a {thing} named {value}." if columns == "name" else taken)
+        article = "an" if thing == "operator" else "a"
+        return ChangeRejected(f"There is already {article} {thing} named {value}." if columns == "name" else taken)
     if isinstance(error, ForeignKeyViolationError):
         missing = f"There is no {columns.removesuffix('_id')} named {value}."
         used = f"It cannot be deleted: {error.table_name} still refer to it."

@@ -57,10 +57,15 @@ def checksum(body: str) -> str:
     return _PAIRS[high] + _PAIRS[middle] + _PAIRS[low]
 
 
+def new_secret() -> str:
+    """166 bits from the operating system's random source, in base62."""
+    return "".join(secrets.choice(BASE62) for _ in range(SECRET_LENGTH))
+
+
 def mint() -> NewKey:
     """Create a key from the operating system's random source."""
     key_id = "".join(secrets.choice(BASE36) for _ in range(ID_LENGTH))
-    secret = "".join(secrets.choice(BASE62) for _ in range(SECRET_LENGTH))
+    secret = new_secret()
     body = f"tl_{key_id}_{secret}"
     return NewKey(body + checksum(body), key_id, sha256(secret.encode()).digest())
 

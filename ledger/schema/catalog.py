@@ -1,4 +1,4 @@
-"""The tables that admins edit: tiers, cells, customers, api_keys, quotas, models, prices, and what is kept about their changes."""
+"""The tables that admins edit: tiers, cells, customers, api_keys, quotas, models, prices, cordons, operators, and what is kept about their changes."""
 
 from sqlalchemy import (
     BigInteger,
@@ -295,6 +295,27 @@ cordons = Table(
     check("worker", "length(worker) BETWEEN 1 AND 200 AND worker !~ '[[:cntrl:]]'"),
     check("reason", "length(reason) <= 500 AND reason !~ '[[:cntrl:]]'"),
     comment="Workers that get no new work, also after a restart.",
+)
+
+operators = Table(
+    "operators",
+    metadata,
+    column("name", Text, "Name; config_changes records it as operator:NAME.", primary_key=True),
+    column(
+        "role",
+        Text,
+        "viewer reads; operator also cordons, drains, suspends and revokes keys; admin changes everything.",
+    ),
+    column("token_hash", LargeBinary, "SHA-256 of the token.", unique=True),
+    column("created_at", DateTime(timezone=True), "Creation time of the token.", server_default=now),
+    column("expires_at", DateTime(timezone=True), "From when the token is rejected; null: never.", null=True),
+    column("revoked_at", DateTime(timezone=True), "Set: the token is rejected.", null=True),
+    column("last_used_at", DateTime(timezone=True), "Last use, at most a minute old.", null=True),
+    matches("name", "^[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}$"),
+    one_of("role", "viewer", "operator", "admin"),
+    check("token_hash", "octet_length(token_hash) = 32"),
+    check("expires_at", "expires_at > created_at"),
+    comment="People and programs that may use the admin API.",
 )
 
 catalog_version = Table(

@@ -5,15 +5,15 @@ SELECT version, changed_at::text, whole_version, pg_current_snapshot()::text FRO
 
 -- name: catalog_changes
 -- $1: pg_snapshot of the previous read. $2: row limit. Returns the changes that are visible now and were not visible in $1.
--- The upper bound on xact ignores transaction ids of another server, from a restored dump. Changes of dead letters are
--- recorded in the same table but are not part of the catalog.
+-- The upper bound on xact ignores transaction ids of another server, from a restored dump. Changes of dead letters
+-- and operators are recorded in the same table but are not part of the catalog.
 SELECT table_name, old ->> 'id', new ->> 'id',
        coalesce(old ->> 'customer_id', new ->> 'customer_id'), coalesce(new ->> 'customer_id', old ->> 'customer_id'),
        coalesce(old ->> 'tier', new ->> 'tier') IS NOT NULL
 FROM config_changes
 WHERE xact >= pg_snapshot_xmin($1::text::pg_snapshot)::text::bigint
   AND xact < pg_snapshot_xmax(pg_current_snapshot())::text::bigint
-  AND table_name <> 'dead_letters'
+  AND table_name NOT IN ('dead_letters', 'operators')
   AND NOT pg_visible_in_snapshot(xact::text::xid8, $1::text::pg_snapshot)
 LIMIT $2
 

@@ -36,7 +36,7 @@ NOT_SET = {
 
 RULES = sorted(
     (table, str(rule.name))
-    for table in ("tiers", "customers", "api_keys", "quotas", "models", "prices", "cordons", "cells")
+    for table in ("tiers", "customers", "api_keys", "quotas", "models", "prices", "cordons", "cells", "operators")
     for rule in metadata.tables[table].constraints
     if isinstance(rule, CheckConstraint)
 )

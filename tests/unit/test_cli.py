@@ -24,6 +24,7 @@ TOOLS = {
     "price": ["list", "set", "remove"],
     "apply": [],
     "export": [],
+    "operator": ["list", "create", "rotate", "revoke"],
     "config-changes": [],
     "cell": ["list", "open", "drain", "close"],
     "gpu": ["list", "cordon", "uncordon"],
@@ -44,7 +45,9 @@ VERBS = [
     *([tool] for tool, verbs in TOOLS.items() if not verbs),
     ["check", "model"],
 ]
-ADMIN = ("tier", "customer", "key", "quota", "model", "price", "apply", "cell", "gpu", "queue", "config-changes")
+ADMIN = (
+    "tier", "customer", "key", "quota", "model", "price", "apply", "cell", "gpu", "queue", "operator", "config-changes",
+)  # fmt: skip
 HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
 PROGRAM = """
 import sys

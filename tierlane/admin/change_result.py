@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ledger.admin.changes import Change, Row
-from ledger.catalog.api_key import NewKey
 from tierlane.output import aligned, printable, readable
 
 
 class ChangeResult(NamedTuple):
-    """The changes of a verb; `key` is a new key, to be shown once, `notes` are further sentences."""
+    """The changes of a verb; `secret` is a new key or token, to be shown once, `notes` are further sentences."""
 
     changes: Sequence[Change]
-    key: NewKey | None = None
+    secret: str | None = None
     notes: Sequence[str] = ()
+    secret_name: str = "key"  # noqa: S105 - of the value
 
 
 def result_lines(done: ChangeResult, *, dry_run: bool) -> list[str]:
@@ -31,9 +31,10 @@ def result_lines(done: ChangeResult, *, dry_run: bool) -> list[str]:
         else:
             lines += [f"{head}: {would}changed", *aligned(changed_columns(old, new), "  ")]
     lines += [f"If applied: {note}" for note in done.notes] if dry_run and done.changes else done.notes
-    if done.key is not None:
-        lines += ["", "The key, shown only once:" if not dry_run else "The key would be shown here, once."]
-        lines += [done.key.text, ""] if not dry_run else [""]
+    if done.secret is not None:
+        name = done.secret_name
+        lines += ["", f"The {name}, shown only once:" if not dry_run else f"The {name} would be shown here, once."]
+        lines += [done.secret, ""] if not dry_run else [""]
     if dry_run:
         return [*lines, "Dry run: nothing was changed."]
     applied = "This takes effect within one second."

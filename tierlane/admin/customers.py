@@ -186,7 +186,7 @@ async def create_key(
 ) -> ChangeResult:
     """Issue a key with a limit of `key_limit`."""
     key, row = await issue_key(connection, customer, name, lifetime, limit)
-    return ChangeResult([row], key)
+    return ChangeResult([row], key.text)
 
 
 async def alter_key(connection: Connection, text: str, values: Row) -> ChangeResult:
@@ -198,7 +198,7 @@ async def rotate_key(connection: Connection, text: str, grace: timedelta, lifeti
     """Issue a second key, and let the old one expire after `grace`."""
     key, changes = await replace_key(connection, key_id(text), grace, lifetime)
     until = readable((changes[-1].new or {}).get("expires_at"))
-    return ChangeResult(changes, key, notes=[f"Both keys work until {until}, then only the new one."])
+    return ChangeResult(changes, key.text, notes=[f"Both keys work until {until}, then only the new one."])
 
 
 async def revoke_key(connection: Connection, text: str) -> ChangeResult:

@@ -63,8 +63,8 @@ async def apply(call: VerbCall, change: Callable[[Connection], Awaitable[ChangeR
             "changes": [each._asdict() for each in done.changes],
             "notes": done.notes,
         }
-        if done.key is not None:
-            document["key"] = None if call.dry_run else done.key.text
+        if done.secret is not None:
+            document[done.secret_name] = None if call.dry_run else done.secret
         print_json(document)
     else:
         typer.echo("\n".join(result_lines(done, dry_run=call.dry_run)))

@@ -25,11 +25,22 @@ def config_changes(
         str | None, option("--since", "Only changes of this time, such as 24h or 7d.", "all", metavar="TIME")
     ] = None,
     table: Annotated[
-        Literal["tiers", "cells", "customers", "api_keys", "quotas", "models", "prices", "cordons", "dead_letters"]
+        Literal[
+            "tiers",
+            "cells",
+            "customers",
+            "api_keys",
+            "quotas",
+            "models",
+            "prices",
+            "cordons",
+            "operators",
+            "dead_letters",
+        ]
         | None,
         option(
             "--table",
-            "Only rows of this table: tiers, cells, customers, api_keys, quotas, models, prices, cordons or dead_letters.",
+            "Only rows of this table: tiers, cells, customers, api_keys, quotas, models, prices, cordons, operators or dead_letters.",
             "all tables",
             metavar="NAME",
         ),
