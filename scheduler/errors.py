@@ -59,6 +59,8 @@ class ErrorCode(StrEnum):
     CROSS_SITE = "cross_site"
     PERMISSION_DENIED = "permission_denied"
     CHANGED_MEANWHILE = "changed_meanwhile"
+    CONFLICT = "conflict"
+    PRECONDITION_FAILED = "precondition_failed"
 
 
 REFUSED = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.CONTEXT_LENGTH_EXCEEDED, ErrorCode.REQUEST_TOO_LARGE})
@@ -346,9 +348,10 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.PERMISSION_DENIED: HttpError(
         403,
         "permission_error",
-        "This key may not do that.",
-        "The customer does not manage its own keys (`manages_keys`), or the request has a JWT instead of a key.",
-        "Ask the administrator.",
+        "The caller may not do that.",
+        "The customer does not manage its own keys (`manages_keys`), or the request has a JWT instead of a key; in the admin API, the "
+        "role of the operator does not allow it.",
+        "Ask the administrator; in the admin API, use the token of an operator with the role that the message names.",
         retry=False,
     ),
     ErrorCode.CROSS_SITE: HttpError(
@@ -365,6 +368,22 @@ HTTP: dict[ErrorCode, HttpError] = {
         "The confirmed state has changed.",
         "The object of a dashboard action changed after it was confirmed; nothing was done.",
         "Look at the new state and repeat the action.",
+        retry=False,
+    ),
+    ErrorCode.CONFLICT: HttpError(
+        409,
+        _INVALID,
+        "The change is not possible now.",
+        "The admin API: the change is not possible as things are, such as a name in use.",
+        "The message says what is in the way.",
+        retry=False,
+    ),
+    ErrorCode.PRECONDITION_FAILED: HttpError(
+        412,
+        _INVALID,
+        "The row was changed since it was read: read it again.",
+        "The admin API: the row does not have the ETag of `If-Match`.",
+        "Read the row again, and repeat the change if it is still meant.",
         retry=False,
     ),
 }

@@ -35,6 +35,7 @@ from tierlane.settings.gateway_sections import (
     TraceSettings,
 )
 from tierlane.settings.role_sections import (
+    AdminSettings,
     AuditorSettings,
     EndpointSettings,
     PoolTimeSettings,
@@ -233,6 +234,18 @@ def scheduler(settings: "Settings") -> int:
 def worker(settings: "Settings") -> int:
     """Run one worker, with its model process."""
     return _role("worker")(settings)
+
+
+@role(
+    example="admin --admin-port 8081",
+    flags=[*settings_of(AdminSettings), "auth_failures", "trusted_proxies", *LOGGING],
+    required=("database_url",),
+)
+def admin(settings: "Settings") -> int:
+    """Run the admin API, for operators with tokens of `tierlane operator`."""
+    from tierlane.roles.admin import run
+
+    return run(settings)
 
 
 @role(example="migrate", flags=LOGGING, required=("database_url",))

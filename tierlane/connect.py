@@ -73,13 +73,20 @@ def reachable(settings: Settings) -> Settings:
 
 
 @asynccontextmanager
+async def administering(settings: Settings, name: str) -> AsyncIterator[Connection]:
+    """One connection, called `name` in pg_stat_activity, that waits for locks for a bounded time. Raises AWAY and Blocked."""
+    async with (
+        _connected(settings, name) as connection,
+        naming_holder(connection, lambda: _connected(settings, name)),
+    ):
+        yield connection
+
+
+@asynccontextmanager
 async def database(settings: Settings, name: str) -> AsyncIterator[Connection]:
-    """One connection, called `name` in pg_stat_activity. Raises VerbError where PostgreSQL does not serve it."""
+    """As `administering`. Raises VerbError where PostgreSQL does not serve it."""
     try:
-        async with (
-            _connected(settings, name) as connection,
-            naming_holder(connection, lambda: _connected(settings, name)),
-        ):
+        async with administering(settings, name) as connection:
             yield connection
     except Blocked as error:
         raise VerbError(str(error)) from error

@@ -7,7 +7,6 @@ import msgspec
 
 from gateway.http.validation import invalid
 
-
 T = TypeVar("T")
 Listed = TypeVar("Listed", bound="ListItem")
 

@@ -99,7 +99,9 @@ RESPONSE_HEADERS = {
         "The browser session of the dashboard.",
         "tierlane_session=...; Path=/internal/dashboard; Max-Age=43200; HttpOnly; SameSite=Strict",
     ),
-    "ETag": ResponseHeader("The version of the page, for If-None-Match.", '"9a0364b9e99bb480"'),
+    "ETag": ResponseHeader(
+        "The version of the page, for If-None-Match, or of the row, for If-Match.", '"9a0364b9e99bb480"'
+    ),
     "Content-Security-Policy": ResponseHeader(
         "The page loads nothing and cannot be framed.", "default-src 'none'; frame-ancestors 'none'"
     ),

@@ -15,7 +15,6 @@ from gateway.inference.entry import Entry
 from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
 
-
 Endpoints = TypeVar("Endpoints", bound="CustomerEndpoints")
 
 

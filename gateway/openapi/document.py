@@ -7,7 +7,7 @@ errors. Responses that several operations share become components.
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -45,7 +45,19 @@ OPTIONAL = "-if-known"
 """The suffix of the component of a header that may be absent: a reference cannot express that."""
 
 
-def openapi(endpoints: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
+class ApiInfo(NamedTuple):
+    """The head of a document: title, description, tags, and kinds of tokens."""
+
+    title: str
+    about: str
+    tags: Mapping[str, str]
+    schemes: Mapping[str, Schema]
+
+
+CUSTOMER_API = ApiInfo("Tierlane", ABOUT, TAGS, SCHEMES)
+
+
+def openapi(endpoints: Sequence[ApiEndpoint], version: str, info: ApiInfo = CUSTOMER_API) -> dict[str, Any]:
     """The document. Raises KeyError for a header without a description."""
     kinds = list(dict.fromkeys([ErrorBody, Problem, *(kind for endpoint in endpoints for kind in endpoint.types())]))
     types, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
@@ -80,12 +92,12 @@ def openapi(endpoints: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
         }
     return {
         "openapi": "3.1.1",
-        "info": {"title": "Tierlane", "version": version, "description": ABOUT},
+        "info": {"title": info.title, "version": version, "description": info.about},
         "servers": [{"url": "/"}],
-        "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
+        "tags": [{"name": name, "description": text} for name, text in info.tags.items()],
         "paths": paths,
         "components": {
-            "securitySchemes": SCHEMES,
+            "securitySchemes": dict(info.schemes),
             "schemas": schemas,
             "headers": headers,
             "responses": share_responses(paths),
@@ -139,7 +151,7 @@ def _operation(endpoint: ApiEndpoint, method: str, schema_of: Mapping[Any, Schem
         media: Schema = {"schema": schema_of[endpoint.body]}
         if endpoint.example is not None:
             media["example"] = endpoint.example
-        operation["requestBody"] = {"required": True, "content": {endpoint.media: media}}
+        operation["requestBody"] = {"required": endpoint.body_required, "content": {endpoint.media: media}}
     return operation
 
 

@@ -45,15 +45,16 @@ CUSTOMER_ERRORS = SERVICE_ERRORS | {
 }
 """Errors that occur before the customer is known."""
 
-NOT_INFERENCE_ERRORS = frozenset(
-    {
-        ErrorCode.NOT_FOUND,
-        ErrorCode.ABANDONED,
-        ErrorCode.CROSS_SITE,
-        ErrorCode.CHANGED_MEANWHILE,
-        ErrorCode.PERMISSION_DENIED,
-    }
-)
+ADMIN_ERRORS = frozenset({ErrorCode.CONFLICT, ErrorCode.PRECONDITION_FAILED})
+"""Errors that only the admin API returns."""
+
+NOT_INFERENCE_ERRORS = ADMIN_ERRORS | {
+    ErrorCode.NOT_FOUND,
+    ErrorCode.ABANDONED,
+    ErrorCode.CROSS_SITE,
+    ErrorCode.CHANGED_MEANWHILE,
+    ErrorCode.PERMISSION_DENIED,
+}
 """Errors that no inference endpoint returns. `abandoned` is in audit rows only."""
 
 PRINTABLE: Schema = {"type": "string", "pattern": "^[ -~]*$"}

@@ -33,10 +33,11 @@ class Parameter:
     place: Literal["header", "path", "query"]
     description: str
     schema: Schema = field(default_factory=lambda: {"type": "string"})
+    required: bool = False
 
     def document(self) -> Schema:
         """The parameter object. A part of the path is required."""
-        required = {"required": True} if self.place == "path" else {}
+        required = {"required": True} if self.required or self.place == "path" else {}
         return {"name": self.name, "in": self.place, "description": self.description, **required, "schema": self.schema}
 
 
@@ -55,10 +56,11 @@ class ApiEndpoint:
     summary: str
     responses: Mapping[int, ResponseDescription]
     errors: frozenset[ErrorCode]
-    token: Literal["key", "service"] | None = None
+    token: Literal["key", "service", "operator"] | None = None
     error: type = ErrorBody
     body: type | None = None
     media: str = JSON  # Of the body.
+    body_required: bool = True
     example: Mapping[str, Any] | None = None
     rules: Mapping[str, Schema] = field(default_factory=dict)
     conditions: tuple[Schema, ...] = ()

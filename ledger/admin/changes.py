@@ -29,7 +29,15 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, asyncpg
 from sqlalchemy.sql.expression import ClauseElement
 
-from ledger.admin.errors import THINGS, BadValue, ChangeRejected, check_integers, rejected_change, violated_rule
+from ledger.admin.errors import (
+    THINGS,
+    BadValue,
+    ChangeRejected,
+    MissingRow,
+    check_integers,
+    rejected_change,
+    violated_rule,
+)
 from ledger.postgres import Connection
 
 Row = dict[str, Any]
@@ -185,11 +193,11 @@ async def violations(connection: Connection, table: Table, rows: Sequence[Row]) 
     return sorted(found)
 
 
-def missing(table: Table, key: object) -> ChangeRejected:
+def missing(table: Table, key: object) -> MissingRow:
     """The error for a row that does not exist."""
     named = " named" if "name" in table.c and table.name != "api_keys" else ""
     ids = " `tierlane key list` shows the IDs." if table.name == "api_keys" else ""
-    return ChangeRejected(f"There is no {THINGS[table.name]}{named} {key}.{ids}")
+    return MissingRow(f"There is no {THINGS[table.name]}{named} {key}.{ids}")
 
 
 def seen(table: Table) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Keys and quotas of customers: issue, rotate and revoke keys; set and remove quotas.
+"""Customers, their keys and their quotas: create and change customers; issue, rotate and revoke keys; set and remove quotas.
 
 The secret of a key is created here and never sent to PostgreSQL. A customer or tier has one quota for each period and unit, so a
 new amount replaces the old one. Functions raise ChangeRejected if the change is not possible, and BadValue for an invalid quota.
@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from ledger.admin.changes import Change, Row, add, alter, fetch, find, remove, transaction_time
 from ledger.admin.errors import QUOTA_FORMS, BadValue, ChangeRejected
-from ledger.admin.rows import check_models, find_customer
+from ledger.admin.rows import check_models, check_tier, find_customer
 from ledger.catalog.api_key import NewKey, mint
 from ledger.catalog.quotas import BadCatalogRow, name_of, parse_quota
 from ledger.catalog.snapshot import Quota
@@ -23,10 +23,31 @@ from ratelimit.quotas import NOTATIONS, PERIOD_S
 _PERIOD_ALONE = re.compile(rf"(({'|'.join(NOTATIONS)}) ?(/|per) ?)?([1-9][0-9]* ?)?({'|'.join(PERIOD_S)})s?")
 
 
+async def create_customer(connection: Connection, name: str, values: Row) -> Change:
+    """Add a customer; `values` has its tier."""
+    await check_tier(connection, values["tier"])
+    await check_models(connection, values.get("models"))
+    return await add(connection, customers, {"name": name, **values})
+
+
+async def alter_customer(connection: Connection, name_or_id: str, values: Row) -> Change:
+    """Set columns of a customer."""
+    if "tier" in values:
+        await check_tier(connection, values["tier"])
+    await check_models(connection, values.get("models"))
+    return await alter(connection, customers, await find_customer(connection, name_or_id, lock=True), values)
+
+
+def key_limit(values: Row) -> Row:
+    """The limit of a new key: a rate without a burst gets a burst of one second."""
+    rate = values.get("requests_per_second")
+    return values if rate is None or values.get("burst") is not None else values | {"burst": max(1.0, rate)}
+
+
 async def create_key(
     connection: Connection, customer: str, name: str, lifetime: timedelta | None, limit: Row
 ) -> tuple[NewKey, Change]:
-    """Issue a key to a customer, by name or id."""
+    """Issue a key to a customer, by name or id, with a limit of `key_limit`."""
     owner = await find_customer(connection, customer)
     await check_models(connection, limit.get("models"), owner)
     return await _issue(connection, owner, name, lifetime, limit)

@@ -1,7 +1,8 @@
 """Errors of PostgreSQL as one sentence with the field and the problem.
 
-    ChangeRejected   the change is not possible now
-    +-- BadValue     a value that is never valid
+    ChangeRejected    the change is not possible now
+    |-- MissingRow    the row does not exist
+    +-- BadValue      a value that is never valid
 
 The rules are the constraints of ledger/schema/catalog.py. A test fails for a rule without a description.
 """
@@ -96,8 +97,16 @@ class ChangeRejected(TierlaneError):
     """The change cannot be made as things are; the message is one sentence."""
 
 
+class MissingRow(ChangeRejected):
+    """The row does not exist."""
+
+
 class BadValue(ChangeRejected):
     """The change has a value that can never be right; the message is one sentence that names the field."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 def check_integers(table: Table, values: Mapping[str, Any]) -> None:
@@ -106,7 +115,8 @@ def check_integers(table: Table, values: Mapping[str, Any]) -> None:
         bits = _MOST_BITS.get(type(table.c[name].type))
         if bits and value is not None and not -(2**bits) <= value < 2**bits:
             words = rule_in_words(table.name, f"ck_{table.name}_{name}") or ""
-            raise BadValue(_sentence(table, name, value, words if " to " in words else f"must be below {2**bits:,}"))
+            words = words if " to " in words else f"must be below {2**bits:,}"
+            raise BadValue(_sentence(table, name, value, words), name)
 
 
 def rejected_change(
@@ -127,11 +137,12 @@ def rejected_change(
         return ChangeRejected(missing if columns and "is not present" in (error.detail or "") else used)
     if isinstance(error, NotNullViolationError):
         column = error.column_name or ""
-        return BadValue(f"{column} must be given ({_comment(table, column)}).")
+        return BadValue(f"{column} must be given ({_comment(table, column)}).", column)
     if rule_in_words(table.name, constraint) or (
         isinstance(error, CheckViolationError) and constraint.startswith("ck_")
     ):
-        return BadValue(violated_rule(table, constraint, values)[1])
+        column, sentence = violated_rule(table, constraint, values)
+        return BadValue(sentence, column if column in table.c else None)
     # The message of a trigger is a sentence.
     text = str(error).partition("\n")[0].rstrip(".")
     return ChangeRejected(f"{text[:1].upper()}{text[1:]}.")

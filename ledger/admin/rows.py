@@ -35,6 +35,9 @@ from ledger.schema.catalog import api_keys, cells, config_changes, cordons, cust
 from scheduler.cells.places import cells_of, login_options
 from scheduler.redis_client.keys import DEFAULT_CELL, place_name
 
+DEFAULT_ROW: Row = {"name": DEFAULT_CELL, "redis_url": None, "state": "open", "weight": 1.0}
+"""The default cell while it has no row."""
+
 _live = and_(api_keys.c.revoked_at.is_(None), or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.now()))
 _state = case(
     (api_keys.c.revoked_at.is_not(None), "revoked"),
@@ -64,20 +67,34 @@ async def list_models(connection: Connection, name: str | None = None) -> list[R
 
 
 async def list_customers(
-    connection: Connection, limit: int, tier: str | None, status: str | None
+    connection: Connection, limit: int, tier: str | None, status: str | None, *, after: str | None = None
 ) -> tuple[list[Row], int]:
-    """The first `limit` customers by name, with the number of their live keys; and how many there are in all."""
+    """The first `limit` customers by name, with the number of their live keys; and how many there are in all.
+
+    `after`: those with a later name.
+    """
     wanted = [customers.c.tier == tier] if tier else []
     wanted += [customers.c.status == status] if status else []
     keys = _count(api_keys, api_keys.c.customer_id == customers.c.id, _live).label("live_keys")
-    query = select(*seen(customers), keys).where(*wanted).order_by(customers.c.name).limit(limit)
+    later = [] if after is None else [customers.c.name > after]
+    query = select(*seen(customers), keys).where(*wanted, *later).order_by(customers.c.name).limit(limit)
     return await fetch(connection, query), await _total(connection, select(customers.c.id).where(*wanted))
 
 
-async def list_keys(connection: Connection, limit: int, customer_id: UUID | None = None) -> tuple[list[Row], int]:
-    """The newest `limit` keys, with the name of the customer and the state; and how many there are in all."""
+async def list_keys(
+    connection: Connection, limit: int, customer_id: UUID | None = None, *, after: str | None = None
+) -> tuple[list[Row], int]:
+    """The newest `limit` keys, with the name of the customer and the state; and how many there are in all.
+
+    `after`: those that follow the key with this id in the order of the list.
+    """
     wanted = [] if customer_id is None else [api_keys.c.customer_id == customer_id]
-    query = _keys().where(*wanted).order_by(api_keys.c.created_at.desc(), api_keys.c.id).limit(limit)
+    later: list[Any] = []
+    if after is not None:
+        then = (await find_key(connection, after))["created_at"]
+        same = and_(api_keys.c.created_at == then, api_keys.c.id > after)
+        later = [or_(api_keys.c.created_at < then, same)]
+    query = _keys().where(*wanted, *later).order_by(api_keys.c.created_at.desc(), api_keys.c.id).limit(limit)
     return await fetch(connection, query), await _total(connection, select(api_keys.c.id).where(*wanted))
 
 
@@ -249,10 +266,11 @@ async def list_config_changes(
     since: timedelta | None = None,
     table: str | None = None,
     by: str | None = None,
+    before: int | None = None,
 ) -> tuple[list[Row], int]:
     """The newest `limit` changes, with the name of the customer; and how many there are in all.
 
-    `customer`: only those of customers that have or had this name or id, with their keys and quotas. Raises ChangeRejected
+    `before`: only those with a lower number. `customer`: only those of customers that have or had this name or id, with their keys and quotas. Raises ChangeRejected
     if there is none.
     """
     record = config_changes.c
@@ -274,9 +292,10 @@ async def list_config_changes(
     wanted += [] if since is None else [record.changed_at >= func.now() - cast(since, Interval)]
     wanted += [] if table is None else [record.table_name == table]
     wanted += [] if by is None else [record.changed_by == by]
+    older = [] if before is None else [record.id < before]
     shown = [column for column in record if column.name != "xact"]
     name = select(customers.c.name).where(cast(customers.c.id, String) == owner_id).scalar_subquery().label("customer")
-    rows = await fetch(connection, select(*shown, name).where(*wanted).order_by(record.id.desc()).limit(limit))
+    rows = await fetch(connection, select(*shown, name).where(*wanted, *older).order_by(record.id.desc()).limit(limit))
     for row in rows:
         row |= {part: json.loads(row[part]) if row[part] else None for part in ("old", "new")}
     return rows, await _total(connection, select(record.id).where(*wanted))
@@ -308,7 +327,7 @@ async def list_cells(connection: Connection) -> list[Row]:
     """All cells, the default one first, also if it has no row."""
     rows = await fetch(connection, select(*seen(cells)).order_by(cells.c.name))
     if all(row["name"] != DEFAULT_CELL for row in rows):
-        rows.append({"name": DEFAULT_CELL, "redis_url": None, "state": "open", "weight": 1.0})
+        rows.append(dict(DEFAULT_ROW))
     return sorted(rows, key=lambda row: (row["name"] != DEFAULT_CELL, row["name"]))
 
 
@@ -337,7 +356,7 @@ async def open_cell(connection: Connection, name: str, values: Row) -> Change:
         raise ChangeRejected(
             f"redis_url must not have {' and '.join(named)}: the Sentinels of all cells have the login in TIERLANE_REDIS_URL."
         )
-    old = (await _locked_cells(connection)).get(name)
+    old = (await locked_cells(connection)).get(name)
     if old is None:
         return await add(connection, cells, {"name": name, **values})
     if old["state"] != "closed" and values.get("redis_url", old["redis_url"]) != old["redis_url"]:
@@ -347,7 +366,7 @@ async def open_cell(connection: Connection, name: str, values: Row) -> Change:
 
 async def drain_cell(connection: Connection, name: str) -> Change:
     """Give a cell no new requests. The default cell may have no row yet."""
-    rows = await _locked_cells(connection)
+    rows = await locked_cells(connection)
     old = rows.get(name)
     if old is not None and old["state"] == "closed":
         raise ChangeRejected(f"Cell {name} is closed; `tierlane cell open` opens it again.")
@@ -364,7 +383,7 @@ async def close_cell(connection: Connection, name: str, *, forced: bool) -> tupl
 
     Unless `forced`, it must be draining, and no customer may name it.
     """
-    rows = await _locked_cells(connection)
+    rows = await locked_cells(connection)
     if name == DEFAULT_CELL:
         raise ChangeRejected("The cell default, at TIERLANE_REDIS_URL, cannot be closed; it can be drained.")
     if (old := rows.get(name)) is None:
@@ -382,7 +401,7 @@ async def close_cell(connection: Connection, name: str, *, forced: bool) -> tupl
     return await alter(connection, cells, old, {"state": "closed"}), int(moved.rpartition(" ")[2])
 
 
-async def _locked_cells(connection: Connection) -> dict[str, Row]:
+async def locked_cells(connection: Connection) -> dict[str, Row]:
     """All rows by name. The lock also prevents that another change adds one."""
     await connection.execute("LOCK TABLE cells IN SHARE ROW EXCLUSIVE MODE")
     return {row["name"]: row for row in await fetch(connection, select(*seen(cells)))}

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import NamedTuple
+from uuid import UUID
 
 import msgspec
 
@@ -112,12 +113,17 @@ class UsageLine(NamedTuple):
     cost_usd: Decimal | None
 
 
-async def usage_lines(connection: Connection, first: date, last: date, *, daily: bool) -> AsyncIterator[UsageLine]:
-    """The usage of the days `first..last` of UTC, read in parts. Needs a transaction; raises what asyncpg raises."""
+async def usage_lines(
+    connection: Connection, first: date, last: date, *, daily: bool, customer_id: UUID | None = None
+) -> AsyncIterator[UsageLine]:
+    """The usage of the days `first..last` of UTC, of one customer or of all, read in parts.
+
+    Needs a transaction; raises what asyncpg raises.
+    """
     days = (last - first).days + 1
     for begin, count in ((first + timedelta(n), 1) for n in range(days)) if daily else ((first, days),):
         start = datetime.combine(begin, time(), UTC)
-        query = connection.cursor(statement("usage_export"), start, start + timedelta(count), prefetch=500)
+        query = connection.cursor(statement("usage_export"), start, start + timedelta(count), customer_id, prefetch=500)
         async for row in query:
             yield UsageLine._make((begin if daily else None, *row))
 

@@ -29,7 +29,7 @@ WHERE customer_id = $1 AND created_at > now() - interval '1 hour' AND status = '
 ORDER BY created_at DESC LIMIT $2
 
 -- name: usage_export
--- $1: start. $2: end. Accepted requests by customer, key and model. The price of a request is that of its creation time. A row
+-- $1: start. $2: end. $3: customer; null: all. Accepted requests by customer, key and model. The price of a request is that of its creation time. A row
 -- has the tokens and the GPU time that are charged, whatever its status.
 WITH priced AS (
     SELECT *, lead(valid_from, 1, 'infinity') OVER (PARTITION BY model ORDER BY valid_from) AS valid_until FROM prices
@@ -42,7 +42,7 @@ SELECT r.customer_id::text, c.name, r.api_key_id, r.model, count(*), coalesce(su
 FROM requests AS r
 LEFT JOIN customers AS c ON c.id = r.customer_id
 LEFT JOIN priced AS p ON p.model = r.model AND r.created_at >= p.valid_from AND r.created_at < p.valid_until
-WHERE r.created_at >= $1 AND r.created_at < $2
+WHERE r.created_at >= $1 AND r.created_at < $2 AND ($3::uuid IS NULL OR r.customer_id = $3)
 GROUP BY r.customer_id, c.name, r.api_key_id, r.model
 ORDER BY c.name, r.customer_id, r.api_key_id, r.model
 

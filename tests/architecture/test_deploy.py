@@ -61,7 +61,7 @@ def test_commands_are_verbs_with_their_flags() -> None:
         known = {option for parameter in verbs[verb].params for option in parameter.opts} if verb in verbs else set()
         wrong += [(verb, flag) for flag in flags - known] + ([verb] if verb not in verbs else [])
 
-    assert {command[0] for command in run} == {"gateway", "scheduler", "worker", "migrate", "cell"}
+    assert {command[0] for command in run} == {"gateway", "scheduler", "worker", "admin", "migrate", "cell"}
     assert wrong == []
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from gateway.admin_api.routes import ROUTES
 from gateway.metrics import __main__ as metrics_pages
 from gateway.openapi import __main__ as http_pages
 from ledger import __main__ as sql_pages
@@ -124,8 +125,11 @@ def verbs() -> set[str]:
 
 
 def addresses() -> set[str]:
-    """The paths that a gateway serves."""
-    return set(re.findall(r'"(/[^"]+)"', text_of(ROOT / "gateway" / "wiring.py")))
+    """The paths that a gateway or the admin API serves."""
+    return set(re.findall(r'"(/[^"]+)"', text_of(ROOT / "gateway" / "wiring.py"))) | {
+        "/admin/v1/openapi.json",
+        *(route.path for route in ROUTES),
+    }
 
 
 @by_name

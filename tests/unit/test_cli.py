@@ -14,7 +14,7 @@ from tierlane.command import VerbCommand
 from tierlane.settings.declaration import flag, variable
 from tierlane.settings.sections import SETTINGS
 
-ROLES = ("up", "gateway", "scheduler", "worker", "migrate")
+ROLES = ("up", "gateway", "scheduler", "worker", "admin", "migrate")
 TOOLS = {
     "tier": ["list", "show", "set", "create", "delete"],
     "customer": ["list", "show", "create", "set", "suspend", "activate", "delete"],

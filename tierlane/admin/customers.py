@@ -6,15 +6,17 @@ from datetime import timedelta
 import typer
 
 from gateway.jobs.webhook_security import customer_key, secret_text
-from ledger.admin.changes import Row, add, alter, find, remove
+from ledger.admin.changes import Row, find, remove
+from ledger.admin.customers import alter_customer as change_customer
 from ledger.admin.customers import alter_key as change_key
+from ledger.admin.customers import create_customer as add_customer
 from ledger.admin.customers import create_key as issue_key
+from ledger.admin.customers import key_limit as completed_limit
 from ledger.admin.customers import remove_quota as delete_quota
 from ledger.admin.customers import revoke_key as end_key
 from ledger.admin.customers import rotate_key as replace_key
 from ledger.admin.customers import set_quota as upsert_quota
 from ledger.admin.rows import (
-    check_models,
     check_tier,
     count_of,
     find_customer,
@@ -114,18 +116,12 @@ async def show_secret(call: VerbCall, name: str) -> int:
 
 
 async def create_customer(connection: Connection, name: str, values: Row) -> ChangeResult:
-    await check_tier(connection, values["tier"])
-    await check_models(connection, values.get("models"))
-    row = await add(connection, customers, {"name": name, **values})
+    row = await add_customer(connection, name, values)
     return ChangeResult([row], notes=["The customer has no key yet: `tierlane key create` issues one."])
 
 
 async def alter_customer(connection: Connection, name: str, values: Row) -> ChangeResult:
-    if "tier" in values:
-        await check_tier(connection, values["tier"])
-    await check_models(connection, values.get("models"))
-    old = await find_customer(connection, name, lock=True)
-    return ChangeResult([await alter(connection, customers, old, values)])
+    return ChangeResult([await change_customer(connection, name, values)])
 
 
 async def delete_customer(call: VerbCall, name: str, *, sure: bool) -> int:
@@ -174,11 +170,10 @@ async def show_key(call: VerbCall, text: str) -> int:
 
 
 def key_limit(values: Row) -> Row:
-    """The limit of a new key: a rate without a burst gets a burst of one second. Raises UsageError for a burst alone."""
-    rate, burst = values.get("requests_per_second"), values.get("burst")
-    if rate is None and burst is not None:
+    """The limit of a new key. Raises UsageError for a burst without a rate."""
+    if values.get("requests_per_second") is None and values.get("burst") is not None:
         raise UsageError("--burst: requires --requests-per-second")
-    return values if rate is None or burst is not None else values | {"burst": max(1.0, rate)}
+    return completed_limit(values)
 
 
 async def create_key(

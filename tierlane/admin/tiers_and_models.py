@@ -15,7 +15,7 @@ from tierlane.admin.fields import without_sql
 from tierlane.admin.limit_columns import LIMITS
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import APPLICATION, show_rows
-from tierlane.connect import UsageError, database
+from tierlane.connect import database
 from tierlane.output import Column, named, print_json, print_rows, readable
 
 _MEANING = (Column("field", "FIELD"), Column("value", "VALUE"), Column("meaning", "MEANING"))
@@ -140,14 +140,3 @@ async def set_price(connection: Connection, model: str, values: Row, start: date
 async def remove_price(connection: Connection, model: str, start: datetime) -> ChangeResult:
     """Remove the price of a model that applies from a time on."""
     return ChangeResult(await delete_price(connection, model, start))
-
-
-def time_of(name: str, text: str) -> datetime:
-    """A time in ISO 8601 or as lists show it; UTC unless it has an offset. Raises UsageError."""
-    try:
-        time = datetime.fromisoformat(text.removesuffix(" UTC")).replace(microsecond=0)
-    except ValueError:
-        raise UsageError(
-            f"{name}: must be a time, such as 2026-11-01 or '2026-11-01 12:30:00' in UTC, got {text!r}"
-        ) from None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

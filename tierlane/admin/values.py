@@ -1,19 +1,17 @@
 """Values from the command line. Ranges are checked by the tables."""
 
-import re
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
-from typing import Any
+from datetime import date, datetime, timedelta
+from typing import Any, TypeVar
 
-from ledger.admin.errors import in_sentence
+from ledger.admin.errors import BadValue, in_sentence
+from ledger.admin.values import day_of, duration_of, time_of
 from tierlane.admin.fields import REQUIRED, Field
 from tierlane.admin.options import Given
 from tierlane.connect import UsageError
 from tierlane.settings.declaration import flag
 
-_SPAN = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-LONGEST = timedelta(days=36_500)
+T = TypeVar("T")
 
 # Numbers are shown with commas, so they are accepted with commas.
 _KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -72,13 +70,24 @@ def new_row(fields: Sequence[Field], given: Given) -> dict[str, Any]:
 
 def duration(option: str, text: str) -> timedelta:
     """A duration such as 24h or 30d. Raises UsageError."""
-    form = _SPAN.fullmatch(text)
-    if form is None:
-        raise UsageError(f"{option}: must be a number and s, m, h, d or w, such as 24h or 30d, got {text!r}")
-    length = timedelta(**{_UNITS[form[2]]: int(form[1])})
-    if length > LONGEST:
-        raise UsageError(f"{option}: must be at most {LONGEST.days}d, got {text!r}")
-    return length
+    return _read(duration_of, option, text)
+
+
+def time(option: str, text: str) -> datetime:
+    """A time in ISO 8601 or as lists show it; UTC unless it has an offset. Raises UsageError."""
+    return _read(time_of, option, text)
+
+
+def day(option: str, text: str) -> date:
+    """A day as YYYY-MM-DD. Raises UsageError."""
+    return _read(day_of, option, text)
+
+
+def _read(parse: Callable[[str, str], T], option: str, text: str) -> T:
+    try:
+        return parse(option, text)
+    except BadValue as error:
+        raise UsageError(str(error)) from None
 
 
 def _named(fields: Iterable[Field], joint: str) -> str:

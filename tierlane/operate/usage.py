@@ -1,15 +1,14 @@
 """The verb `tierlane usage export`: requests, tokens, GPU time and cost of customers, from the audit, as CSV or JSON."""
 
 import csv
-import re
 import sys
-from datetime import date
 from decimal import Decimal
 
 import msgspec
 
 from ledger.audit.queries import UsageLine, usage_lines, with_statement_timeout
 from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.values import day
 from tierlane.connect import UsageError, database
 
 TIMEOUT_MS = 600_000
@@ -17,13 +16,12 @@ TIMEOUT_MS = 600_000
 
 MOST_DAYS = 3660
 
-_DAY = re.compile(r"20\d\d-\d\d-\d\d")
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def export(first: str, last: str, *, daily: bool) -> Work:
     """Print the usage of the days from `first` to `last`. Raises UsageError."""
-    begin, end = _day("--from", first), _day("--to", last)
+    begin, end = day("--from", first), day("--to", last)
     if end < begin:
         raise UsageError(f"--to: must not be before --from ({begin}), got {end}.")
     if (end - begin).days >= MOST_DAYS:
@@ -56,12 +54,3 @@ def export(first: str, last: str, *, daily: bool) -> Work:
         return 0
 
     return work
-
-
-def _day(option: str, text: str) -> date:
-    try:
-        if _DAY.fullmatch(text):
-            return date.fromisoformat(text)
-    except ValueError:
-        pass
-    raise UsageError(f"{option}: must be a day as YYYY-MM-DD, such as 2026-11-01, got {text!r}.")

@@ -35,7 +35,8 @@ Config = TypeVar("Config")
 # Variables that belong to the tools, not to a role; they read them by themselves.
 FOREIGN_PREFIXES = (
     "TIERLANE_ACTOR",
-    "TIERLANE_ADMIN_",
+    "TIERLANE_ADMIN_LIMIT",
+    "TIERLANE_ADMIN_OUTPUT",
     "TIERLANE_BENCH_",
     "TIERLANE_CHAOS_",
     "TIERLANE_CHECK_",

@@ -224,6 +224,22 @@ class AuditorSettings:
     )
 
 
+class AdminSettings:
+    """Settings of the admin API."""
+
+    admin_host: str = setting(
+        "127.0.0.1",
+        "Listening address of the admin API; keep it unreachable for customers, and put TLS in front of other networks.",
+        not_empty=True,
+    )
+    admin_port: int | None = number(
+        None,
+        "TCP port of the admin API; 0: chosen by the system. Unset: 8081; `tierlane up` starts none.",
+        minimum=0,
+        maximum=65_535,
+    )
+
+
 class StackSettings:
     """Settings of the local stack."""
 

@@ -16,6 +16,7 @@ from tierlane.settings.gateway_sections import (
     TraceSettings,
 )
 from tierlane.settings.role_sections import (
+    AdminSettings,
     AuditorSettings,
     EndpointSettings,
     PoolTimeSettings,
@@ -38,6 +39,7 @@ SECTIONS: dict[str, type] = {
     "Worker": WorkerSettings,
     "Server of `openai:URL` or `oip:URL` (worker)": EndpointSettings,
     "Auditor": AuditorSettings,
+    "Admin API (`tierlane admin`)": AdminSettings,
     "Local stack (`tierlane up`)": StackSettings,
 }
 """Sections by title, which names the roles that read them."""
@@ -82,6 +84,7 @@ class AllSettings(
     WorkerSettings,
     EndpointSettings,
     AuditorSettings,
+    AdminSettings,
     StackSettings,
 ):
     """The settings of all sections."""

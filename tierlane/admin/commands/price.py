@@ -40,7 +40,7 @@ def price_set(
 ) -> Work:
     """Set the price of a model for requests from now or a later time on. Earlier prices stay, for exports of usage."""
     row = values.changes_of(PRICE, given)
-    start = None if since is None else tiers_and_models.time_of("--from", since)
+    start = None if since is None else values.time("--from", since)
     return changes(lambda connection: tiers_and_models.set_price(connection, model, row, start))
 
 
@@ -50,5 +50,5 @@ def price_remove(
     since: Annotated[str, typer.Argument(metavar="FROM", help="When it begins, as `price list` shows it.")],
 ) -> Work:
     """Remove a price; the one before it applies instead."""
-    start = tiers_and_models.time_of("FROM", since)
+    start = values.time("FROM", since)
     return changes(lambda connection: tiers_and_models.remove_price(connection, model, start))

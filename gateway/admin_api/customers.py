@@ -1,0 +1,237 @@
+"""Customers and their API keys."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from gateway.admin_api.bodies import IssuedKey, Page, body_type, row_type, text_field
+from gateway.admin_api.roles import Action
+from gateway.admin_api.route import PAGES, PREFIX, AdminCall, AdminResult, AdminRoute, etag_of, read_route
+from gateway.openapi.model import Parameter
+from gateway.openapi.schemas import NOT_EMPTY, only
+from ledger.admin.changes import alter, remove
+from ledger.admin.columns import settable
+from ledger.admin.customers import alter_customer, create_customer, create_key, key_limit, revoke_key, rotate_key
+from ledger.admin.rows import find_customer, find_key, list_customers, list_keys
+from ledger.admin.values import duration_of
+from ledger.schema.catalog import api_keys, customers
+
+STATUS = ("active", "suspended")
+GRACE = "24h"
+OF_CUSTOMER = Parameter("customer", "query", "Only of this customer, by name or id.", NOT_EMPTY)
+_CUSTOMER = {"customer": "The customer, by name or id."}
+_KEY = {"id": "Public part of the key: tl_<id>_..."}
+_EXPIRES_IN = text_field("expires_in", "Reject the key after this time, such as 30d; default: never.")
+
+Customer = row_type("Customer", customers)
+CustomerInList = row_type("CustomerInList", customers, [("live_keys", int)])
+NewCustomer = body_type(
+    "NewCustomer", settable(customers), [text_field("name", "Unique name.", required=True)], new=True
+)
+CustomerChanges = body_type(
+    "CustomerChanges",
+    settable(customers),
+    [
+        (
+            "status",
+            Annotated[Literal["active", "suspended"], Meta(description=customers.c.status.comment)] | UnsetType,
+            UNSET,
+        )
+    ],
+)
+Key = row_type("Key", api_keys, [("customer", str), ("state", Literal["live", "expired", "revoked", "suspended"])])
+NewKeyBody = body_type(
+    "NewKey",
+    settable(api_keys),
+    [
+        text_field("customer", "The customer, by name or id.", required=True),
+        text_field("name", "Purpose of the key.", required=True),
+        _EXPIRES_IN,
+    ],
+)
+KeyChanges = body_type(
+    "KeyChanges",
+    settable(api_keys),
+    [
+        text_field("name", "Purpose of the key."),
+        (
+            "expires_at",
+            Annotated[datetime, Meta(tz=True, description=api_keys.c.expires_at.comment)] | None | UnsetType,
+            UNSET,
+        ),
+    ],
+)
+Rotation = body_type(
+    "Rotation",
+    [],
+    [
+        text_field("grace", f"How long the old key stays valid, such as 24h; default: {GRACE}."),
+        text_field("expires_in", "Reject the new key after this time; default: the lifetime of the old one."),
+    ],
+)
+
+
+async def get_customers(call: AdminCall) -> AdminResult:
+    tier, status = call.query.get("tier"), call.choice("status", STATUS)
+    rows, _ = await list_customers(call.connection, call.limit + 1, tier, status, after=call.query.get("after"))
+    return call.part(rows, lambda row: str(row["name"]))
+
+
+async def get_customer(call: AdminCall) -> AdminResult:
+    row = await find_customer(call.connection, call.path["customer"])
+    return AdminResult(row, etag_of(customers, row))
+
+
+async def post_customer(call: AdminCall) -> AdminResult:
+    values = dict(call.values)
+    return call.changed([await create_customer(call.connection, values.pop("name"), values)], customers)
+
+
+async def patch_customer(call: AdminCall) -> AdminResult:
+    row = await find_customer(call.connection, call.path["customer"], lock=True)
+    call.check(customers, row)
+    return call.changed([await alter_customer(call.connection, row["name"], call.values)], customers)
+
+
+async def delete_customer(call: AdminCall) -> AdminResult:
+    row = await find_customer(call.connection, call.path["customer"], lock=True)
+    call.check(customers, row)
+    return call.changed([await remove(call.connection, customers, row)])
+
+
+async def get_keys(call: AdminCall) -> AdminResult:
+    customer, owner = call.query.get("customer"), None
+    if customer is not None:
+        owner = (await find_customer(call.connection, customer))["id"]
+    rows, _ = await list_keys(call.connection, call.limit + 1, owner, after=call.query.get("after"))
+    return call.part(rows, lambda row: str(row["id"]))
+
+
+async def get_key(call: AdminCall) -> AdminResult:
+    row = await find_key(call.connection, call.path["id"])
+    return AdminResult(row, etag_of(api_keys, row))
+
+
+async def post_key(call: AdminCall) -> AdminResult:
+    values = dict(call.values)
+    customer, name = values.pop("customer"), values.pop("name")
+    expires_in = values.pop("expires_in", None)
+    lifetime = None if expires_in is None else duration_of("expires_in", expires_in)
+    key, change = await create_key(call.connection, customer, name, lifetime, key_limit(values))
+    return call.changed([change], api_keys, key=key.text)
+
+
+async def post_rotation(call: AdminCall) -> AdminResult:
+    grace = duration_of("grace", call.values.get("grace", GRACE))
+    expires_in = call.values.get("expires_in")
+    lifetime = None if expires_in is None else duration_of("expires_in", expires_in)
+    await call.lock(api_keys, call.path["id"])
+    key, changes = await rotate_key(call.connection, call.path["id"], grace, lifetime)
+    return call.changed(changes, key=key.text)
+
+
+async def patch_key(call: AdminCall) -> AdminResult:
+    row = await call.lock(api_keys, call.path["id"])
+    return call.changed([await alter(call.connection, api_keys, row, call.values)], api_keys)
+
+
+async def delete_key(call: AdminCall) -> AdminResult:
+    """The row of a revoked key stays."""
+    await call.lock(api_keys, call.path["id"])
+    return call.changed([await revoke_key(call.connection, call.path["id"])], api_keys)
+
+
+ROUTES = [
+    read_route(
+        "/customers",
+        "List customers by name",
+        get_customers,
+        Page[CustomerInList],  # type: ignore[valid-type]
+        query=(
+            *PAGES,
+            Parameter("tier", "query", "Only customers of this tier.", NOT_EMPTY),
+            Parameter("status", "query", "Only customers with this status.", only(*STATUS)),
+        ),
+    ),
+    AdminRoute(
+        method="POST",
+        path=f"{PREFIX}/customers",
+        summary="Create a customer",
+        handler=post_customer,
+        body=NewCustomer,
+        example={"name": "acme", "tier": "paid"},
+        status=201,
+        etag=True,
+    ),
+    read_route("/customers/{customer}", "Show a customer", get_customer, Customer, etag=True, parts=_CUSTOMER),
+    AdminRoute(
+        method="PATCH",
+        path=f"{PREFIX}/customers/{{customer}}",
+        summary="Change a customer; suspend or activate it",
+        handler=patch_customer,
+        body=CustomerChanges,
+        example={"tier": "enterprise", "burst": None},
+        fields=frozenset({"status"}),
+        action_of_fields=Action.SUSPEND_CUSTOMER,
+        etag=True,
+        parts=_CUSTOMER,
+    ),
+    AdminRoute(
+        method="DELETE",
+        path=f"{PREFIX}/customers/{{customer}}",
+        summary="Delete a customer with its keys and quotas; the audit of its requests is kept",
+        handler=delete_customer,
+        parts=_CUSTOMER,
+    ),
+    read_route(
+        "/keys",
+        "List API keys, the newest first",
+        get_keys,
+        Page[Key],  # type: ignore[valid-type]
+        query=(*PAGES, OF_CUSTOMER),
+    ),
+    AdminRoute(
+        method="POST",
+        path=f"{PREFIX}/keys",
+        summary="Issue an API key; it is shown only in this response",
+        handler=post_key,
+        body=NewKeyBody,
+        example={"customer": "acme", "name": "ci", "expires_in": "90d"},
+        result=IssuedKey,
+        status=201,
+        etag=True,
+    ),
+    read_route("/keys/{id}", "Show an API key, without its secret", get_key, Key, etag=True, parts=_KEY),
+    AdminRoute(
+        method="PATCH",
+        path=f"{PREFIX}/keys/{{id}}",
+        summary="Change the name, the expiry or the limits of an API key",
+        handler=patch_key,
+        body=KeyChanges,
+        example={"expires_at": "2027-01-01T00:00:00Z"},
+        etag=True,
+        parts=_KEY,
+    ),
+    AdminRoute(
+        method="DELETE",
+        path=f"{PREFIX}/keys/{{id}}",
+        summary="Revoke an API key; its row is kept",
+        handler=delete_key,
+        action=Action.REVOKE_KEY,
+        etag=True,
+        parts=_KEY,
+    ),
+    AdminRoute(
+        method="POST",
+        path=f"{PREFIX}/keys/{{id}}/rotate",
+        summary="Issue a second key; both work until the old one expires after the grace time",
+        handler=post_rotation,
+        body=Rotation,
+        body_required=False,
+        example={"grace": "24h"},
+        result=IssuedKey,
+        status=201,
+        parts=_KEY,
+    ),
+]
