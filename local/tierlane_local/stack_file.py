@@ -14,7 +14,7 @@ class StackFileError(Exception):
 
 
 class ProcessInfo(msgspec.Struct, frozen=True):
-    """One process. `role` is gateway, scheduler, worker, model, redis or postgres."""
+    """One process. `role` is gateway, scheduler, worker, model, admin, redis or postgres."""
 
     role: str
     name: str

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 EXAMPLE_INPUT = "Once upon a time"
 
 
-def banner(http_url: str, keys: Mapping[str, str], models: Sequence[str], data_dir: str, grpc: str = "") -> str:
+def banner(
+    http_url: str, keys: Mapping[str, str], models: Sequence[str], data_dir: str, others: Mapping[str, str] = {}
+) -> str:
     """The text of the banner; it contains the demo keys, which are valid only on this machine.
 
-    `grpc`: the address of the gRPC port, "" without one.
+    `others`: further lines, by their heading.
     """
     served = f"model{'s' if len(models) > 1 else ''} {', '.join(models)}"
     parts = [f"\nTierlane is ready: {http_url}, {served}. Try it as each of the demo customers:\n"]
@@ -18,7 +20,7 @@ def banner(http_url: str, keys: Mapping[str, str], models: Sequence[str], data_d
         for tier, key in keys.items()
     ]
     parts.append(
-        (f"\ngRPC    {grpc}" if grpc else "") + f"\nDocs    {http_url}/docs"
+        "".join(f"\n{name:<8}{text}" for name, text in others.items()) + f"\nDocs    {http_url}/docs"
         f"\nPage    {http_url}/internal/dashboard (log in with the token in {data_dir}/service-token)"
         f"\nHealth  curl -s -H \"Authorization: Bearer $(cat '{data_dir}/service-token')\" {http_url}/internal/health"
         f"\nState   {data_dir}/stack.json"

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tierlane.settings.model import Settings
 
 FLAGS = (
-    "port", "grpc_port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "cluster", "cells", "data_dir", "ephemeral", "replace",
+    "port", "grpc_port", "admin_port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "cluster", "cells", "data_dir", "ephemeral", "replace",
     "log_format", "log_level",
 )  # fmt: skip
 

@@ -18,6 +18,8 @@ from tierlane_local.up.data_dir import DataDir, StackError
 TIERS = ("enterprise", "paid", "free")
 KEYS_FILE = "demo-keys.json"
 MODELS_FILE = "demo-models.json"
+ADMIN_FILE = "admin-token.json"
+OPERATOR = "up"
 KEY_NAME = "demo"
 MAX_WAIT_MS = 40
 TARGET_UTILIZATION = 0.95
@@ -106,6 +108,38 @@ async def seed_demo(database_url: str, data_dir: DataDir, models: Sequence[DemoM
     finally:
         await connection.close()
     return keys
+
+
+async def admin_token(database_url: str, data_dir: DataDir) -> str:
+    """The token of an operator `up` of the admin API: that of an earlier start, if it is valid. Raises StackError."""
+    # SQLAlchemy, which only this needs, takes a third of a second.
+    from ledger.admin.changes import changing  # noqa: PLC0415
+    from ledger.admin.operators import (  # noqa: PLC0415
+        create_operator,
+        find_operator,
+        hash_of,
+        list_operators,
+        rotate_operator,
+    )
+
+    kept = data_dir.read_json(ADMIN_FILE).get("token")
+    hashed = hash_of(kept) if isinstance(kept, str) else None
+    try:
+        connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
+        try:
+            if hashed is not None and await find_operator(connection, hashed):
+                return str(kept)
+            async with changing(connection, "tierlane up", dry_run=False):
+                if await list_operators(connection, OPERATOR):
+                    token, _ = await rotate_operator(connection, OPERATOR, None)
+                else:
+                    token, _ = await create_operator(connection, OPERATOR, "admin", None)
+        finally:
+            await connection.close()
+    except (OSError, TimeoutError, asyncpg.PostgresError) as error:
+        raise StackError(f"Cannot create an operator of the admin API: {error}") from error
+    data_dir.write_json(ADMIN_FILE, {"token": token.text})
+    return token.text
 
 
 async def _demo_keys(connection: "asyncpg.Connection[asyncpg.Record]", kept: dict[str, object]) -> dict[str, str]:

@@ -82,7 +82,7 @@ class RoleEnvironment:
         values.setdefault("metrics_dir", settings.data_dir / "metrics")  # Gateways on one port sum their counters.
         values.setdefault("body_dir", body_dir(settings.data_dir))
         values["notice_ms"] = 0  # There is no load balancer.
-        if role in ("gateway", "scheduler"):
+        if role in ("gateway", "scheduler", "admin"):
             values["process_name"] = name
         if role == "worker":  # It runs the code of the model.
             env = {key: value for key, value in env.items() if key not in NOT_A_WORKERS}

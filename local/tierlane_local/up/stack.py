@@ -29,7 +29,7 @@ from tierlane_local.up.autoscale import WorkerAutoscaler
 from tierlane_local.up.banner import banner
 from tierlane_local.up.cells import cell_names, cell_server, write_cells
 from tierlane_local.up.data_dir import DataDir, LogLines, StackError
-from tierlane_local.up.demo_data import demo_models, seed_demo
+from tierlane_local.up.demo_data import admin_token, demo_models, seed_demo
 from tierlane_local.up.members import Command, RoleEnvironment, RoleMember, body_dir
 from tierlane_local.up.model_processes import ModelProcesses
 from tierlane_local.up.model_times import is_measured, measured_workers, warnings
@@ -93,8 +93,9 @@ class Stack:
         self._update()
         self._lines.say(f"ready in {time.monotonic() - started:.1f} s")
         names = [each.name for each in (model, *others)]
-        grpc = f"{_reachable(settings.host)}:{settings.grpc_port}" if settings.grpc_port else ""
-        self._lines.raw(banner(self._http_url, keys, names, str(self._data_dir.path), grpc))
+        others = {"gRPC": f"{_reachable(settings.host)}:{settings.grpc_port}"} if settings.grpc_port else {}
+        others |= {"Admin": await self._admin_command(settings)} if settings.admin_port else {}
+        self._lines.raw(banner(self._http_url, keys, names, str(self._data_dir.path), others))
         await asyncio.gather(
             self._watch(), self._warn(settings), *([autoscaler.follow()] if settings.autoscale else [])
         )
@@ -185,7 +186,15 @@ class Stack:
                 await self._supervisor.add(roles.member("worker", name, self._lines, differs))
         for number in range(1, settings.gateway_count + 1):
             await self._supervisor.add(roles.member("gateway", f"gateway-{number}", self._lines))
+        if settings.admin_port:
+            await self._supervisor.add(roles.member("admin", "admin", self._lines))
         return autoscaler
+
+    async def _admin_command(self, settings: Settings) -> str:
+        """A call of the admin API, with the token of an administrator."""
+        token = await admin_token(settings.session_url, self._data_dir)
+        url = f"http://{_reachable(settings.admin_host)}:{settings.admin_port}/admin/v1/customers"
+        return f"curl -s -H 'Authorization: Bearer {token}' {url}"
 
     def _worker_cell(self, settings: Settings, number: int) -> dict[str, object]:
         """The settings with which the worker of this number of a pool starts in one of the cells, in turn."""
