@@ -115,7 +115,7 @@ class AdminServer:
         return web.json_response({"status": "ok"})
 
     def _handler_of(self, route: AdminRoute) -> Any:
-        decoder = None if route.body is None else msgspec.json.Decoder(route.body)
+        decoder: Any = None if route.body is None else msgspec.json.Decoder(route.body)
         known = {each.name for each in route.query} | ({"dry_run"} if route.may_change else set())
 
         async def handle(request: web.Request) -> web.Response:

@@ -83,7 +83,7 @@ async def create_operator(
     connection: Connection, name: str, role: str, lifetime: timedelta | None
 ) -> tuple[NewToken, Change]:
     token = mint_token()
-    values = {"name": name, "role": role, "token_hash": token.token_hash, "expires_at": None}
+    values = {"name": name, "role": role, "token_hash": token.token_hash}
     return token, await add(connection, operators, values | await _expiry(connection, lifetime))
 
 
@@ -98,7 +98,7 @@ async def rotate_operator(connection: Connection, name: str, lifetime: timedelta
         lifetime = old["expires_at"] - old["created_at"]
     now = await transaction_time(connection)
     values = {"token_hash": token.token_hash, "created_at": now, "revoked_at": None, "last_used_at": None}
-    values |= {"expires_at": None} | await _expiry(connection, lifetime)
+    values |= await _expiry(connection, lifetime)
     return token, await alter(connection, operators, old, values)
 
 
@@ -110,5 +110,5 @@ async def revoke_operator(connection: Connection, name: str) -> Change:
     )
 
 
-async def _expiry(connection: Connection, lifetime: timedelta | None) -> dict[str, datetime]:
-    return {} if lifetime is None else {"expires_at": await transaction_time(connection) + lifetime}
+async def _expiry(connection: Connection, lifetime: timedelta | None) -> dict[str, datetime | None]:
+    return {"expires_at": None if lifetime is None else await transaction_time(connection) + lifetime}

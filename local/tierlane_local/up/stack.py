@@ -93,9 +93,9 @@ class Stack:
         self._update()
         self._lines.say(f"ready in {time.monotonic() - started:.1f} s")
         names = [each.name for each in (model, *others)]
-        others = {"gRPC": f"{_reachable(settings.host)}:{settings.grpc_port}"} if settings.grpc_port else {}
-        others |= {"Admin": await self._admin_command(settings)} if settings.admin_port else {}
-        self._lines.raw(banner(self._http_url, keys, names, str(self._data_dir.path), others))
+        addresses = {"gRPC": f"{_reachable(settings.host)}:{settings.grpc_port}"} if settings.grpc_port else {}
+        addresses |= {"Admin": await self._admin_command(settings)} if settings.admin_port else {}
+        self._lines.raw(banner(self._http_url, keys, names, str(self._data_dir.path), addresses))
         await asyncio.gather(
             self._watch(), self._warn(settings), *([autoscaler.follow()] if settings.autoscale else [])
         )
