@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from sqlalchemy import BigInteger, Boolean, Column, DateTime, Double, Integer, Numeric, SmallInteger, Table, Text, Uuid
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from ledger.admin.changes import HIDDEN
 
@@ -25,6 +26,7 @@ _TYPES: dict[Any, Any] = {
     Text: str,
     Uuid: UUID,
     DateTime: datetime,
+    ARRAY: list[str],
 }
 
 

@@ -10,9 +10,17 @@ from gateway.admin_api.roles import Action
 from gateway.admin_api.route import PAGES, PREFIX, AdminCall, AdminResult, AdminRoute, etag_of, read_route
 from gateway.openapi.model import Parameter
 from gateway.openapi.schemas import NOT_EMPTY, only
-from ledger.admin.changes import alter, remove
+from ledger.admin.changes import remove
 from ledger.admin.columns import settable
-from ledger.admin.customers import alter_customer, create_customer, create_key, key_limit, revoke_key, rotate_key
+from ledger.admin.customers import (
+    alter_customer,
+    alter_key,
+    create_customer,
+    create_key,
+    key_limit,
+    revoke_key,
+    rotate_key,
+)
 from ledger.admin.rows import find_customer, find_key, list_customers, list_keys
 from ledger.admin.values import duration_of
 from ledger.schema.catalog import api_keys, customers
@@ -133,7 +141,7 @@ async def post_rotation(call: AdminCall) -> AdminResult:
 
 async def patch_key(call: AdminCall) -> AdminResult:
     row = await call.lock(api_keys, call.path["id"])
-    return call.changed([await alter(call.connection, api_keys, row, call.values)], api_keys)
+    return call.changed([await alter_key(call.connection, row["id"], call.values)], api_keys)
 
 
 async def delete_key(call: AdminCall) -> AdminResult:
@@ -206,7 +214,7 @@ ROUTES = [
     AdminRoute(
         method="PATCH",
         path=f"{PREFIX}/keys/{{id}}",
-        summary="Change the name, the expiry or the limits of an API key",
+        summary="Change the name, the expiry, the limits or the models of an API key",
         handler=patch_key,
         body=KeyChanges,
         example={"expires_at": "2027-01-01T00:00:00Z"},

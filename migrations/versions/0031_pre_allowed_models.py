@@ -3,7 +3,7 @@
 from ledger.migration import run_sql_beside
 
 revision = "0031_pre_allowed_models"
-down_revision = "0029_pre_unused_cap"
+down_revision = "0030_pre_operators"
 
 
 def upgrade() -> None:

@@ -20,8 +20,7 @@ from ledger.admin.customers import parsed_quota
 from ledger.admin.errors import BadValue
 from ledger.admin.rows import price_name
 from tierlane.admin.fields import CELL, CELL_STATE, CUSTOMER, CUSTOMER_STATUS, MODEL, PRICE, REQUIRED, TIER, Field
-from tierlane.admin.tiers_and_models import time_of
-from tierlane.admin.values import value_of
+from tierlane.admin.values import time, value_of
 from tierlane.connect import UsageError, VerbError
 from tierlane.output import printable
 
@@ -256,7 +255,7 @@ def _default(table: str, field: Field) -> Any:
 
 def _moment(called: str, text: str) -> datetime:
     """A time in ISO 8601, with microseconds, which rows that SQL made have. Raises UsageError."""
-    whole = time_of(called, text)
+    whole = time(called, text)
     try:
         whole = whole.astimezone(UTC)
     except OverflowError:
