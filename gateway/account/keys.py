@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.account.jobs import seconds
 from gateway.http.body.strict_json import check_duplicates, decode
-from gateway.http.validation import invalid
+from gateway.http.validation import PRINTABLE
 from gateway.served_models import model_not_found, visible
 from ledger.catalog.snapshot import Identity
 from ledger.keys import KeyTerms, OwnKey
@@ -21,7 +21,7 @@ MAX_TIME = 32_503_680_000  # The year 3000.
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]
 Burst = Annotated[float, msgspec.Meta(ge=1, le=10_000_000)]
 Time = Annotated[int, msgspec.Meta(gt=0, le=MAX_TIME)]
-KeyName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+KeyName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=PRINTABLE)]
 Models = Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_MODELS)]
 
 
@@ -64,8 +64,6 @@ def read_new_key(raw: bytes, identity: Identity, served: Collection[str]) -> tup
     """The name and the terms of the new key. `served`: all models. Raises RequestError that names the field."""
     body = decode(_decoder, raw)
     check_duplicates(raw)
-    if not body.name.isprintable():
-        raise invalid("name", "`name` must have no control characters.")
     for name in body.models or ():
         if name not in visible(served, identity.models):
             raise model_not_found("models", served, identity.models)

@@ -10,6 +10,11 @@ MAX_NAME_CHARACTERS = 64  # Of a parameter's name, and of a field's name in an e
 MAX_PATH_CHARACTERS = 120
 MOST_LISTED = 12
 
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*(?![\s\S])"
+"""Text without control characters: PostgreSQL does not store NUL, and constraints of the tables reject the others. `$`
+would accept a line feed at the end.
+"""
+
 _TYPES = {
     "str": "a string",
     "int": "an integer",

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from gateway.http.validation import PRINTABLE
 from ledger.dead_letters import LetterSelection
 
 MAX_DEAD_LETTERS = 10_000
@@ -16,11 +17,6 @@ MAX_DEAD_LETTERS = 10_000
 MAX_NUMBER = 2**63 - 1
 MAX_WORKER_CHARACTERS = 200
 MAX_REASON_CHARACTERS = 500
-
-PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*(?![\s\S])"
-"""Text without control characters: PostgreSQL does not store NUL, and constraints of the tables reject the others. `$`
-would accept a line feed at the end.
-"""
 
 Worker = Annotated[str, Meta(min_length=1, max_length=MAX_WORKER_CHARACTERS, pattern=PRINTABLE)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=PRINTABLE)]

@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from api_description import Described
 from gateway.api.open_inference.endpoints import INFER
 from gateway.api.open_inference.tensors import TEXT_INPUT
+from gateway.openapi.account_endpoints import ACCOUNT
 from gateway.openapi.batch_endpoints import BATCHES
 from gateway.openapi.endpoints import ENDPOINTS
 from gateway.operations.action_guard import MAX_BODY_BYTES
@@ -25,7 +26,11 @@ from scheduler.errors import ErrorCode, RequestError
 
 __all__ = ["database_url", "db", "postgres_server"]
 
-VALID = {each.path: dict(each.example or {}) for each in ENDPOINTS if each.body is not None and each not in BATCHES}
+VALID = {
+    each.path: dict(each.example or {})
+    for each in ENDPOINTS
+    if each.body is not None and each not in (*BATCHES, *ACCOUNT)
+}
 ACTIONS = [each.path for each in ENDPOINTS if each.body is not None and each.token == "service"]
 INFERENCE = [path for path in VALID if path not in ACTIONS]
 WRAPPED = {
@@ -39,6 +44,7 @@ TEXT_FIELD = "<text>"
 FIELDS = {each.endpoint: each.input_field for each in (*API_FORMATS.values(), COUNT, RESPONSES, INPUT_TOKENS)} | {
     INFER: "inputs"
 }
+"""Of the endpoints of inference. `POST /v1/keys` is tested with its rights (tests/integration/test_account.py)."""
 
 
 def text_field(path: str) -> str:

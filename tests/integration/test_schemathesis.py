@@ -55,6 +55,10 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "401", "404",
 [[operations]]
 include-name-regex = "(GET|HEAD|DELETE) /v1/responses/{{id}}$"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "401", "404", "429", "5xx"]
+# A schema cannot relate two days.
+[[operations]]
+include-name-regex = "(GET|HEAD) /v1/usage$"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "401", "429", "5xx"]
 # A batch that has ended cannot be cancelled, and the input of an open one cannot be deleted.
 [[operations]]
 include-name = "POST /v1/batches/{{id}}/cancel"

@@ -10,6 +10,9 @@ from regressions.lint import ROOT, Rule, matches, unreferenced_tasks
 from scheduler.tasks import end_all
 
 WALL_CLOCK = {
+    "gateway/account/keys.py": "whether a key has expired, which is stored as a date",
+    "gateway/account/usage.py": "which day it is, in UTC",
+    "gateway/admin_api/audit.py": "which days and times a report has by default; the audit stores dates",
     "gateway/http/response.py": "the Date header",
     "gateway/inference/pipeline.py": "whether a key has expired, which is stored as a date",
     "gateway/limits/capacity.py": "which price is in force, which is stored as a date",

@@ -481,7 +481,7 @@ def test_a_line_that_cannot_be_read() -> None:
 def test_types_of_errors() -> None:
     """Every code has a type of Anthropic's, by its status, and the code itself in the details."""
     kinds = {HTTP[code].status: error_body(RequestError(code), "req_1").error.type for code in ErrorCode}
-    invalid = dict.fromkeys((400, 405, 408, 415, 422, 499), "invalid_request_error")
+    invalid = dict.fromkeys((400, 405, 408, 412, 415, 422, 499), "invalid_request_error")
 
     assert kinds == invalid | dict.fromkeys((500, 502), "api_error") | {
         401: "authentication_error",

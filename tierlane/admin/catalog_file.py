@@ -223,6 +223,9 @@ class _Reader:
 
     def value(self, field: Field, path: str, node: Any) -> Any:
         """The value of a field; None after a fault."""
+        if field.kind == "names" and isinstance(node, yaml.SequenceNode):
+            names = [self.text(each, path) for each in node.value]
+            return None if None in names else list(dict.fromkeys(names))
         text = self.text(node, path)
         if text is None:
             return None
