@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from configs import batch_config, job_config, response_config
 from gateway.openapi.endpoints import ENDPOINTS
 from integration.gateway_fixtures import SERVICE_TOKEN, TIERS, Stack, model, reverse_or_vector, running_stack, tier
-from integration.jobs_fixtures import JobCatalog, add_customers
+from integration.jobs_fixtures import JobCatalog, add_customers, customer_id
 from integration.ledger_fixtures import database_url, db, postgres_server
 
 __all__ = ["database_url", "db", "postgres_server"]
@@ -59,6 +59,10 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "401", "404",
 [[operations]]
 include-name-regex = "(GET|HEAD) /v1/usage$"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "401", "429", "5xx"]
+# A schema cannot say that a burst needs a rate, that a limit is at most that of the calling key, or that an expiry is to come.
+[[operations]]
+include-name = "POST /v1/keys"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "401", "403", "404", "429", "5xx"]
 # A batch that has ended cannot be cancelled, and the input of an open one cannot be deleted.
 [[operations]]
 include-name = "POST /v1/batches/{{id}}/cancel"
@@ -88,6 +92,10 @@ async def stack(
         running.worker.answerer = reverse_or_vector
         running.worker.backend = "openai:http://127.0.0.1/v1"  # All fields of a chat are accepted.
         running.catalog.set(tiers=tiers, models=(model(), model("org/small")))
+        await db.execute("UPDATE customers SET manages_keys = true")
+        for name, key in running.catalog.keys.items():
+            statement = "INSERT INTO api_keys (id, customer_id, name, secret_hash) VALUES ($1, $2, $3, $4)"
+            await db.execute(statement, key.id, customer_id(name), name, key.secret_hash)
         yield running
 
 

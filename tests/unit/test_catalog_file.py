@@ -27,6 +27,7 @@ def values_of(field: Field, *, exact: bool = False) -> st.SearchStrategy[Any]:
         "whole": st.integers(-(2**40), 2**40),
         "decimal": st.decimals(0, 10**6, places=12) if exact else st.floats(allow_nan=False, allow_infinity=False),
         "switch": st.booleans(),
+        "names": st.lists(NAMES, unique=True, min_size=1),
         "text": st.sampled_from(TEXTS[field.name])
         if field.name in TEXTS
         else NAMES.filter(lambda text: text != "none"),
