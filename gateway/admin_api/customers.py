@@ -7,7 +7,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from gateway.admin_api.bodies import IssuedKey, Page, body_type, row_type, text_field
 from gateway.admin_api.roles import Action
-from gateway.admin_api.route import PAGES, PREFIX, AdminCall, AdminResult, AdminRoute, etag_of, read_route
+from gateway.admin_api.route import PAGES, AdminCall, AdminResult, change_route, etag_of, read_route
 from gateway.openapi.model import Parameter
 from gateway.openapi.schemas import NOT_EMPTY, only
 from ledger.admin.changes import remove
@@ -162,34 +162,32 @@ ROUTES = [
             Parameter("status", "query", "Only customers with this status.", only(*STATUS)),
         ),
     ),
-    AdminRoute(
-        method="POST",
-        path=f"{PREFIX}/customers",
-        summary="Create a customer",
-        handler=post_customer,
+    change_route(
+        "POST",
+        "/customers",
+        "Create a customer",
+        post_customer,
         body=NewCustomer,
         example={"name": "acme", "tier": "paid"},
         status=201,
-        etag=True,
     ),
     read_route("/customers/{customer}", "Show a customer", get_customer, Customer, etag=True, parts=_CUSTOMER),
-    AdminRoute(
-        method="PATCH",
-        path=f"{PREFIX}/customers/{{customer}}",
-        summary="Change a customer; suspend or activate it",
-        handler=patch_customer,
+    change_route(
+        "PATCH",
+        "/customers/{customer}",
+        "Change a customer; suspend or activate it",
+        patch_customer,
         body=CustomerChanges,
         example={"tier": "enterprise", "burst": None},
         fields=frozenset({"status"}),
         action_of_fields=Action.SUSPEND_CUSTOMER,
-        etag=True,
         parts=_CUSTOMER,
     ),
-    AdminRoute(
-        method="DELETE",
-        path=f"{PREFIX}/customers/{{customer}}",
-        summary="Delete a customer with its keys and quotas; the audit of its requests is kept",
-        handler=delete_customer,
+    change_route(
+        "DELETE",
+        "/customers/{customer}",
+        "Delete a customer with its keys and quotas; the audit of its requests is kept",
+        delete_customer,
         parts=_CUSTOMER,
     ),
     read_route(
@@ -199,47 +197,46 @@ ROUTES = [
         Page[Key],  # type: ignore[valid-type]
         query=(*PAGES, OF_CUSTOMER),
     ),
-    AdminRoute(
-        method="POST",
-        path=f"{PREFIX}/keys",
-        summary="Issue an API key; it is shown only in this response",
-        handler=post_key,
+    change_route(
+        "POST",
+        "/keys",
+        "Issue an API key; it is shown only in this response",
+        post_key,
         body=NewKeyBody,
         example={"customer": "acme", "name": "ci", "expires_in": "90d"},
         result=IssuedKey,
         status=201,
-        etag=True,
     ),
     read_route("/keys/{id}", "Show an API key, without its secret", get_key, Key, etag=True, parts=_KEY),
-    AdminRoute(
-        method="PATCH",
-        path=f"{PREFIX}/keys/{{id}}",
-        summary="Change the name, the expiry, the limits or the models of an API key",
-        handler=patch_key,
+    change_route(
+        "PATCH",
+        "/keys/{id}",
+        "Change the name, the expiry, the limits or the models of an API key",
+        patch_key,
         body=KeyChanges,
         example={"expires_at": "2027-01-01T00:00:00Z"},
-        etag=True,
         parts=_KEY,
     ),
-    AdminRoute(
-        method="DELETE",
-        path=f"{PREFIX}/keys/{{id}}",
-        summary="Revoke an API key; its row is kept",
-        handler=delete_key,
+    change_route(
+        "DELETE",
+        "/keys/{id}",
+        "Revoke an API key; its row is kept",
+        delete_key,
         action=Action.REVOKE_KEY,
-        etag=True,
         parts=_KEY,
+        etag=True,
     ),
-    AdminRoute(
-        method="POST",
-        path=f"{PREFIX}/keys/{{id}}/rotate",
-        summary="Issue a second key; both work until the old one expires after the grace time",
-        handler=post_rotation,
+    change_route(
+        "POST",
+        "/keys/{id}/rotate",
+        "Issue a second key; both work until the old one expires after the grace time",
+        post_rotation,
         body=Rotation,
         body_required=False,
         example={"grace": "24h"},
         result=IssuedKey,
         status=201,
         parts=_KEY,
+        etag=False,
     ),
 ]

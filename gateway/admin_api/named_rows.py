@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Table
 
 from gateway.admin_api.bodies import FieldOf, Page, body_type, row_type, text_field
-from gateway.admin_api.route import PAGES, PREFIX, AdminCall, AdminResult, AdminRoute, etag_of, read_route
+from gateway.admin_api.route import PAGES, AdminCall, AdminResult, AdminRoute, change_route, etag_of, read_route
 from ledger.admin.changes import Change, Row, add, alter, missing, remove
 from ledger.admin.columns import settable
 from ledger.admin.errors import THINGS
@@ -62,30 +62,28 @@ class NamedResource(NamedTuple):
         return [
             read_route(all_, f"List {thing}s", self.get_all, Page[kind], query=PAGES),  # type: ignore[valid-type]
             read_route(one, f"Show a {thing}", self.get, kind, etag=True, parts=parts),
-            AdminRoute(
-                method="POST",
-                path=PREFIX + all_,
-                summary=f"Create a {thing}",
-                handler=self.create,
+            change_route(
+                "POST",
+                all_,
+                f"Create a {thing}",
+                self.create,
                 body=new,
                 status=201,
-                etag=True,
             ),
-            AdminRoute(
-                method="PATCH",
-                path=PREFIX + one,
-                summary=f"Change a {thing}",
-                handler=self.alter,
+            change_route(
+                "PATCH",
+                one,
+                f"Change a {thing}",
+                self.alter,
                 body=changed,
                 example=example,
-                etag=True,
                 parts=parts,
             ),
-            AdminRoute(
-                method="DELETE",
-                path=PREFIX + one,
-                summary=f"Delete a {thing}",
-                handler=self.delete,
+            change_route(
+                "DELETE",
+                one,
+                f"Delete a {thing}",
+                self.delete,
                 parts=parts,
             ),
         ]

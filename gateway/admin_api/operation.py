@@ -1,13 +1,13 @@
 """Cells, cordoned workers, pools and operators."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.admin_api.bodies import IssuedToken, Page, body_type, row_type, text_field
 from gateway.admin_api.roles import Action
-from gateway.admin_api.route import PAGES, PREFIX, AdminCall, AdminResult, AdminRoute, etag_of, read_route
+from gateway.admin_api.route import PAGES, AdminCall, AdminResult, change_route, etag_of, read_route
 from ledger.admin.changes import Change, Row, add, alter, missing
 from ledger.admin.errors import ChangeRejected
 from ledger.admin.operators import create_operator, list_operators, revoke_operator, rotate_operator
@@ -158,18 +158,14 @@ def _named(rows: list[Row], name: str) -> Row | None:
     return next((row for row in rows if row["name"] == name), None)
 
 
-def _change(method: Literal["POST", "PUT", "PATCH", "DELETE"], path: str, summary: str, **fields: Any) -> AdminRoute:
-    return AdminRoute(method=method, path=PREFIX + path, summary=summary, etag=method != "DELETE", **fields)
-
-
 ROUTES = [
     read_route("/cells", "List cells", get_cells, Page[CellInList], query=PAGES),  # type: ignore[valid-type]
     read_route("/cells/{name}", "Show a cell", get_cell, CellInList, etag=True, parts=_CELL),
-    _change(
+    change_route(
         "PATCH",
         "/cells/{name}",
         "Drain a cell, open a draining one again, or change its weight",
-        handler=patch_cell,
+        patch_cell,
         body=CellChanges,
         example={"state": "draining"},
         fields=frozenset({"state"}),
@@ -178,64 +174,64 @@ ROUTES = [
     ),
     read_route("/cordons", "List cordoned workers", get_cordons, Page[CordonRow], query=PAGES),  # type: ignore[valid-type]
     read_route("/cordons/{worker}", "Show a cordon", get_cordon, CordonRow, etag=True, parts=_WORKER),
-    _change(
+    change_route(
         "PUT",
         "/cordons/{worker}",
         "Send no new work to a worker, also after a restart",
-        handler=put_cordon,
+        put_cordon,
         action=Action.CORDON,
         body=CordonReason,
         body_required=False,
         example={"reason": "its fan is loud"},
         parts=_WORKER,
     ),
-    _change(
+    change_route(
         "DELETE",
         "/cordons/{worker}",
         "Send new work to a worker again",
-        handler=delete_cordon,
+        delete_cordon,
         action=Action.CORDON,
         parts=_WORKER,
     ),
     read_route("/pools", "List the pools that models name", get_pools, Page[PoolOfModels], query=PAGES),
     read_route("/operators", "List operators", get_operators, Page[OperatorRow], query=PAGES),  # type: ignore[valid-type]
     read_route("/operators/{name}", "Show an operator", get_operator, OperatorRow, etag=True, parts=_OPERATOR),
-    _change(
+    change_route(
         "POST",
         "/operators",
         "Add an operator; the token is shown only in this response",
-        handler=post_operator,
+        post_operator,
         body=NewOperator,
         example={"name": "ann", "role": "operator", "expires_in": "90d"},
         result=IssuedToken,
         status=201,
     ),
-    _change(
+    change_route(
         "PATCH",
         "/operators/{name}",
         "Change the role of an operator",
-        handler=patch_operator,
+        patch_operator,
         body=OperatorChanges,
         example={"role": "viewer"},
         parts=_OPERATOR,
     ),
-    _change(
+    change_route(
         "POST",
         "/operators/{name}/rotate",
         "Replace the token of an operator at once, also one that is revoked",
-        handler=post_operator_rotation,
+        post_operator_rotation,
         body=NewToken,
         body_required=False,
         result=IssuedToken,
         status=201,
         parts=_OPERATOR,
     ),
-    AdminRoute(
-        method="DELETE",
-        path=f"{PREFIX}/operators/{{name}}",
-        summary="Revoke the token of an operator; its row is kept",
-        handler=delete_operator,
-        etag=True,
+    change_route(
+        "DELETE",
+        "/operators/{name}",
+        "Revoke the token of an operator; its row is kept",
+        delete_operator,
         parts=_OPERATOR,
+        etag=True,
     ),
 ]

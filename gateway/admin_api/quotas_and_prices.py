@@ -6,7 +6,7 @@ from sqlalchemy import select
 
 from gateway.admin_api.bodies import Page, body_type, row_type, text_field
 from gateway.admin_api.customers import OF_CUSTOMER
-from gateway.admin_api.route import PAGES, PREFIX, AdminCall, AdminResult, AdminRoute, etag_of, read_route
+from gateway.admin_api.route import PAGES, AdminCall, AdminResult, change_route, etag_of, read_route
 from gateway.http.validation import invalid
 from gateway.openapi.model import Parameter
 from gateway.openapi.schemas import NOT_EMPTY
@@ -114,21 +114,22 @@ ROUTES = [
         Page[QuotaInList],  # type: ignore[valid-type]
         query=(*PAGES, OF_CUSTOMER, Parameter("tier", "query", "Only quotas of this tier.", NOT_EMPTY)),
     ),
-    AdminRoute(
-        method="POST",
-        path=f"{PREFIX}/quotas",
-        summary="Set a quota or a budget; it replaces that of the same period and unit",
-        handler=post_quota,
+    change_route(
+        "POST",
+        "/quotas",
+        "Set a quota or a budget; it replaces that of the same period and unit",
+        post_quota,
         body=NewQuota,
         example={"customer": "acme", "quota": "100 usd/month"},
         status=201,
+        etag=False,
     ),
     read_route("/quotas/{id}", "Show a quota", get_quota, QuotaRow, etag=True, parts=_QUOTA),
-    AdminRoute(
-        method="DELETE",
-        path=f"{PREFIX}/quotas/{{id}}",
-        summary="Remove a quota",
-        handler=delete_quota,
+    change_route(
+        "DELETE",
+        "/quotas/{id}",
+        "Remove a quota",
+        delete_quota,
         parts=_QUOTA,
     ),
     read_route(
@@ -138,20 +139,21 @@ ROUTES = [
         Page[PriceRow],  # type: ignore[valid-type]
         query=(*PAGES, Parameter("model", "query", "Only of this model.", NOT_EMPTY)),
     ),
-    AdminRoute(
-        method="POST",
-        path=f"{PREFIX}/prices",
-        summary="Set the price of a model from now or a later time on",
-        handler=post_price,
+    change_route(
+        "POST",
+        "/prices",
+        "Set the price of a model from now or a later time on",
+        post_price,
         body=NewPrice,
         example={"model": "tiny", "usd_per_gpu_s": 0.002},
         status=201,
+        etag=False,
     ),
-    AdminRoute(
-        method="DELETE",
-        path=f"{PREFIX}/prices/{{model}}/{{valid_from}}",
-        summary="Remove a price; the one before it applies instead",
-        handler=delete_price,
+    change_route(
+        "DELETE",
+        "/prices/{model}/{valid_from}",
+        "Remove a price; the one before it applies instead",
+        delete_price,
         parts=_PRICE,
     ),
 ]

@@ -154,6 +154,14 @@ def read_route(path: str, summary: str, handler: Handler, result: Any, **fields:
     )
 
 
+def change_route(
+    method: Literal["POST", "PUT", "PATCH", "DELETE"], path: str, summary: str, handler: Handler, **fields: Any
+) -> AdminRoute:
+    """A route that changes a row, whose new ETag it returns unless it deletes the row or `etag` is False."""
+    named = {"etag": method != "DELETE"} | fields
+    return AdminRoute(method=method, path=PREFIX + path, summary=summary, handler=handler, **named)
+
+
 def etag_of(table: Table, row: Row) -> str:
     """A strong ETag: the hash of the columns of a row that users may see and change."""
     values = [row[column.name] for column in table.c if column.name not in HIDDEN | VOLATILE]

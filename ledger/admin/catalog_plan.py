@@ -154,7 +154,7 @@ def _faults_of_tiers(catalog: RowsByTable, plans: Mapping[str, TablePlan]) -> li
 
 def _faults_of_customers(catalog: RowsByTable, plans: Mapping[str, TablePlan]) -> list[RowFault]:
     faults = []
-    tiers, cells = _planned(catalog, plans, "tiers"), _planned(catalog, plans, "cells")
+    tiers, cells, models = (_planned(catalog, plans, table) for table in ("tiers", "cells", "models"))
     written = {row["name"] for row in (*plans["customers"].created, *(new for _, new in plans["customers"].changed))}
     left: dict[str, int] = {}
     for customer in _planned(catalog, plans, "customers").values():
@@ -169,6 +169,10 @@ def _faults_of_customers(catalog: RowsByTable, plans: Mapping[str, TablePlan]) -
             left[tier] = left.get(tier, 0) + 1
         if cell is not None and cell not in cells:
             faults.append(RowFault("customers", name, "cell", f"There is no cell named {cell}."))
+        unknown = [each for each in customer["models"] or () if each not in models] if name in written else []
+        for each in unknown:
+            sentence = f"There is no model named {each}; there are {', '.join(models) or 'none'}."
+            faults.append(RowFault("customers", name, "models", sentence))
     for tier, count in left.items():
         has = "1 customer" if count == 1 else f"{count:,} customers"
         faults.append(RowFault("tiers", tier, "", f"Tier {tier} cannot be deleted: it has {has}."))

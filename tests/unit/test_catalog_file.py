@@ -205,6 +205,7 @@ def test_prune_deletes_in_the_sections_of_the_file() -> None:
             "A cell must be open, for its customers.",
         ),
         ("customers: {acme: {tier: gold}}", "There is no tier named gold; there are free, paid."),
+        ("customers: {acme: {tier: free, models: [tin]}}", "There is no model named tin; there are none."),
         ("customers: {beta: {tier: free, cell: c9}}", "There is no cell named c9."),
     ],
 )
