@@ -8,14 +8,14 @@ import msgspec
 
 from gateway.admin_api.bodies import Page, row_type
 from gateway.admin_api.customers import OF_CUSTOMER
-from gateway.admin_api.route import PAGES, AdminCall, AdminResult, read_route
+from gateway.admin_api.route import DURATION, PAGES, AdminCall, AdminResult, read_route
 from gateway.http.validation import invalid
 from gateway.openapi.model import Parameter
 from gateway.openapi.schemas import NOT_EMPTY, only
 from ledger.admin.errors import THINGS
 from ledger.admin.requests import FILTERS, search_requests
 from ledger.admin.rows import find_customer, list_config_changes
-from ledger.admin.values import day_of, duration_of, time_of
+from ledger.admin.values import DAY, day_of, duration_of, time_of
 from ledger.audit.queries import UsageLine, find_request, usage_lines, with_statement_timeout
 from ledger.schema.audit import requests
 from scheduler.errors import ErrorCode, RequestError
@@ -27,7 +27,7 @@ MOST_DAYS = 366
 DEFAULT_TIME = timedelta(days=1)
 BY = ("day", "total")
 TABLES = (*THINGS, "dead_letters")
-DAY = {"type": "string", "format": "date"}
+_DAY = {"type": "string", "format": "date", "pattern": f"^{DAY}$"}
 _REQUEST = {"id": "The id of the request."}
 
 AuditRow = row_type("AuditRow", requests)
@@ -135,8 +135,8 @@ ROUTES = [
         get_usage,
         Page[UsageRow],
         query=(
-            Parameter("from", "query", "First day, in UTC: YYYY-MM-DD.", DAY, required=True),
-            Parameter("to", "query", "Last day, in UTC; it is included.", DAY, required=True),
+            Parameter("from", "query", "First day, in UTC: YYYY-MM-DD.", _DAY, required=True),
+            Parameter("to", "query", "Last day, in UTC; it is included.", _DAY, required=True),
             Parameter("by", "query", "Lines for each day, or for the whole time.", only(*BY) | {"default": "day"}),
             OF_CUSTOMER,
             *PAGES,
@@ -163,7 +163,12 @@ ROUTES = [
         Page[ConfigChange],
         query=(
             OF_CUSTOMER,
-            Parameter("since", "query", "Only changes of this time, such as 24h or 7d.", NOT_EMPTY),
+            Parameter(
+                "since",
+                "query",
+                "Only changes of this time, such as 24h or 7d.",
+                {"type": "string", "pattern": DURATION},
+            ),
             Parameter("table", "query", "Only rows of this table.", only(*TABLES)),
             Parameter("by", "query", "Only changes of this actor.", NOT_EMPTY),
             *PAGES,

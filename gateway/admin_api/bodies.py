@@ -89,9 +89,10 @@ def body_type(name: str, columns: Iterable[Column[Any]], extra: Sequence[FieldOf
     return msgspec.defstruct(name, [*required, *optional], forbid_unknown_fields=True)
 
 
-def text_field(name: str, description: str, *, required: bool = False) -> FieldOf:
-    """A field with a text that is not a column."""
-    kind = Annotated[str, Meta(description=description)]
+def text_field(name: str, description: str, *, required: bool = False, pattern: str | None = None) -> FieldOf:
+    """A field with a text that is not a column. `pattern`: what its value must match, for the description."""
+    schema = {} if pattern is None else {"pattern": pattern}
+    kind = Annotated[str, Meta(description=description, extra_json_schema=schema)]
     return (name, kind) if required else (name, kind | UnsetType, UNSET)
 
 

@@ -7,7 +7,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from gateway.admin_api.bodies import IssuedKey, Page, body_type, row_type, text_field
 from gateway.admin_api.roles import Action
-from gateway.admin_api.route import PAGES, AdminCall, AdminResult, change_route, etag_of, read_route
+from gateway.admin_api.route import DURATION, PAGES, AdminCall, AdminResult, change_route, etag_of, read_route
 from gateway.openapi.model import Parameter
 from gateway.openapi.schemas import NOT_EMPTY, only
 from ledger.admin.changes import remove
@@ -30,7 +30,7 @@ GRACE = "24h"
 OF_CUSTOMER = Parameter("customer", "query", "Only of this customer, by name or id.", NOT_EMPTY)
 _CUSTOMER = {"customer": "The customer, by name or id."}
 _KEY = {"id": "Public part of the key: tl_<id>_..."}
-_EXPIRES_IN = text_field("expires_in", "Reject the key after this time, such as 30d; default: never.")
+_EXPIRES_IN = text_field("expires_in", "Reject the key after this time, such as 30d; default: never.", pattern=DURATION)
 
 Customer = row_type("Customer", customers)
 CustomerInList = row_type("CustomerInList", customers, [("live_keys", int)])
@@ -74,8 +74,12 @@ Rotation = body_type(
     "Rotation",
     [],
     [
-        text_field("grace", f"How long the old key stays valid, such as 24h; default: {GRACE}."),
-        text_field("expires_in", "Reject the new key after this time; default: the lifetime of the old one."),
+        text_field("grace", f"How long the old key stays valid, such as 24h; default: {GRACE}.", pattern=DURATION),
+        text_field(
+            "expires_in",
+            "Reject the new key after this time; default: the lifetime of the old one.",
+            pattern=DURATION,
+        ),
     ],
 )
 
@@ -124,16 +128,14 @@ async def get_key(call: AdminCall) -> AdminResult:
 async def post_key(call: AdminCall) -> AdminResult:
     values = dict(call.values)
     customer, name = values.pop("customer"), values.pop("name")
-    expires_in = values.pop("expires_in", None)
-    lifetime = None if expires_in is None else duration_of("expires_in", expires_in)
-    key, change = await create_key(call.connection, customer, name, lifetime, key_limit(values))
+    values.pop("expires_in", None)
+    key, change = await create_key(call.connection, customer, name, call.duration("expires_in"), key_limit(values))
     return call.changed([change], api_keys, key=key.text)
 
 
 async def post_rotation(call: AdminCall) -> AdminResult:
-    grace = duration_of("grace", call.values.get("grace", GRACE))
-    expires_in = call.values.get("expires_in")
-    lifetime = None if expires_in is None else duration_of("expires_in", expires_in)
+    grace = call.duration("grace") or duration_of("grace", GRACE)
+    lifetime = call.duration("expires_in")
     await call.lock(api_keys, call.path["id"])
     key, changes = await rotate_key(call.connection, call.path["id"], grace, lifetime)
     return call.changed(changes, key=key.text)

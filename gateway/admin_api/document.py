@@ -26,6 +26,7 @@ INFO = ApiInfo(
         "operations": "For load balancers.",
     },
     {"operator": {"type": "http", "scheme": "bearer", "description": "The token of an operator: `tlo_...`."}},
+    strict=True,
 )
 READ_ERRORS = ANY_PATH_ERRORS | {
     ErrorCode.INVALID_API_KEY,

@@ -7,13 +7,14 @@ from msgspec import UNSET, Meta, UnsetType
 
 from gateway.admin_api.bodies import IssuedToken, Page, body_type, row_type, text_field
 from gateway.admin_api.roles import Action
-from gateway.admin_api.route import PAGES, AdminCall, AdminResult, change_route, etag_of, read_route
+from gateway.admin_api.route import DURATION, PAGES, AdminCall, AdminResult, change_route, etag_of, read_route
 from ledger.admin.changes import Change, Row, add, alter, missing
 from ledger.admin.errors import ChangeRejected
 from ledger.admin.operators import create_operator, list_operators, revoke_operator, rotate_operator
 from ledger.admin.rows import (
     DEFAULT_ROW,
     cordon,
+    count_residents,
     drain_cell,
     list_cells,
     list_cordons,
@@ -22,14 +23,15 @@ from ledger.admin.rows import (
     open_cell,
     uncordon,
 )
-from ledger.admin.values import duration_of
 from ledger.schema.catalog import cells, cordons, operators
 
 _CELL = {"name": "Name of the cell."}
 _WORKER = {"worker": "Id of the worker."}
 _OPERATOR = {"name": "Name of the operator."}
 _ROLE = Annotated[Literal["viewer", "operator", "admin"], Meta(description=operators.c.role.comment)]
-_EXPIRES_IN = text_field("expires_in", "Reject the token after this time, such as 90d; default: never.")
+_EXPIRES_IN = text_field(
+    "expires_in", "Reject the token after this time, such as 90d; default: never.", pattern=DURATION
+)
 
 CellInList = row_type("CellInList", cells, [("customers", int)])
 CellChanges = body_type(
@@ -56,11 +58,11 @@ class PoolOfModels(msgspec.Struct):
 
 
 async def get_cells(call: AdminCall) -> AdminResult:
-    return call.page(await list_cells(call.connection), lambda row: str(row["name"]))
+    return call.page(await _counted_cells(call), lambda row: str(row["name"]))
 
 
 async def get_cell(call: AdminCall) -> AdminResult:
-    row = _named(await list_cells(call.connection), call.path["name"])
+    row = _named(await _counted_cells(call), call.path["name"])
     if row is None:
         raise missing(cells, call.path["name"])
     return AdminResult(row, etag_of(cells, row))
@@ -132,7 +134,7 @@ async def get_operator(call: AdminCall) -> AdminResult:
 
 
 async def post_operator(call: AdminCall) -> AdminResult:
-    lifetime = call.values.get("expires_in") and duration_of("expires_in", call.values["expires_in"])
+    lifetime = call.duration("expires_in")
     token, change = await create_operator(call.connection, call.values["name"], call.values["role"], lifetime)
     return call.changed([change], operators, token=token.text)
 
@@ -143,7 +145,7 @@ async def patch_operator(call: AdminCall) -> AdminResult:
 
 
 async def post_operator_rotation(call: AdminCall) -> AdminResult:
-    lifetime = call.values.get("expires_in") and duration_of("expires_in", call.values["expires_in"])
+    lifetime = call.duration("expires_in")
     token, change = await rotate_operator(call.connection, call.path["name"], lifetime)
     return call.changed([change], operators, token=token.text)
 
@@ -152,6 +154,13 @@ async def delete_operator(call: AdminCall) -> AdminResult:
     """The row of a revoked operator stays."""
     await call.lock(operators, call.path["name"])
     return call.changed([await revoke_operator(call.connection, call.path["name"])], operators)
+
+
+async def _counted_cells(call: AdminCall) -> list[Row]:
+    """All cells, each with the number of its customers."""
+    rows = await list_cells(call.connection)
+    residents = await count_residents(call.connection, rows)
+    return [row | {"customers": residents[row["name"]]} for row in rows]
 
 
 def _named(rows: list[Row], name: str) -> Row | None:

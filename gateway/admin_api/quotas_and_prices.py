@@ -14,7 +14,7 @@ from ledger.admin.changes import Row, fetch_one, find, missing, remove
 from ledger.admin.columns import settable
 from ledger.admin.customers import set_quota
 from ledger.admin.errors import QUOTA_FORMS
-from ledger.admin.rows import check_tier, find_customer, list_prices, list_quotas, remove_price, set_price
+from ledger.admin.rows import find_customer, list_prices, list_quotas, list_tiers, remove_price, set_price
 from ledger.admin.values import time_of
 from ledger.schema.catalog import customers, prices, quotas, tiers
 
@@ -47,8 +47,8 @@ NewPrice = body_type(
 async def get_quotas(call: AdminCall) -> AdminResult:
     """All quotas, those that apply to a customer, or those of a tier."""
     tier, customer = call.query.get("tier"), call.query.get("customer")
-    if tier is not None:
-        await check_tier(call.connection, tier)
+    if tier is not None and not await list_tiers(call.connection, tier):
+        raise missing(tiers, tier)
     owner = None if customer is None else await find_customer(call.connection, customer)
     return call.page(await list_quotas(call.connection, owner, tier), lambda row: str(row["id"]))
 

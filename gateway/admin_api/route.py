@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from gateway.openapi.model import Parameter
 from gateway.openapi.schemas import NOT_EMPTY
 from ledger.admin.changes import HIDDEN, Change, Row, find
 from ledger.admin.operators import Operator
+from ledger.admin.values import SPAN, duration_of
 from ledger.postgres import Connection
 from scheduler.errors import ErrorCode, RequestError
 
@@ -30,6 +32,7 @@ LIMIT = Parameter(
     "Most rows to return.",
     {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": DEFAULT_LIMIT},
 )
+DURATION = f"^{SPAN}$"
 AFTER = Parameter("after", "query", "`next` of the part before.", NOT_EMPTY)
 PAGES = (LIMIT, AFTER)
 _encode = msgspec.json.Encoder().encode
@@ -68,6 +71,11 @@ class AdminCall:
         if value is not None and value not in allowed:
             raise invalid(name, f"`{name}` must be {' or '.join(allowed)}.")
         return value
+
+    def duration(self, name: str) -> timedelta | None:
+        """A field of the body with a duration. Raises BadValue."""
+        text = self.values.get(name)
+        return None if text is None else duration_of(name, text)
 
     def check(self, table: Table, row: Row) -> None:
         """Raises RequestError if the row is not the one that If-Match names. The row must be locked."""

@@ -226,6 +226,8 @@ def _query(request: web.Request, known: set[str]) -> dict[str, str]:
             raise invalid(name[:64], f"The parameter `{name[:64]}` is not known here.{listed}")
         if len(request.query.getall(name)) > 1:
             raise invalid(name, f"The parameter `{name}` occurs twice.")
+        if not request.query[name]:
+            raise invalid(name, f"The parameter `{name}` is empty: leave it out, or send a value.")
     return dict(request.query)
 
 

@@ -46,12 +46,16 @@ OPTIONAL = "-if-known"
 
 
 class ApiInfo(NamedTuple):
-    """The head of a document: title, description, tags, and kinds of tokens."""
+    """The head of a document: title, description, tags, and kinds of tokens.
+
+    `strict`: bodies may not even have unknown members that ask for nothing.
+    """
 
     title: str
     about: str
     tags: Mapping[str, str]
     schemes: Mapping[str, Schema]
+    strict: bool = False
 
 
 CUSTOMER_API = ApiInfo("Tierlane", ABOUT, TAGS, SCHEMES)
@@ -62,7 +66,9 @@ def openapi(endpoints: Sequence[ApiEndpoint], version: str, info: ApiInfo = CUST
     kinds = list(dict.fromkeys([ErrorBody, Problem, *(kind for endpoint in endpoints for kind in endpoint.types())]))
     types, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     forms = {endpoint.body.__name__ for endpoint in endpoints if endpoint.body is not None and endpoint.media != JSON}
-    schemas = {name: schema if name in forms else with_absent(schema) for name, schema in schemas.items()}
+    schemas = {
+        name: schema if info.strict or name in forms else with_absent(schema) for name, schema in schemas.items()
+    }
     schema_of = dict(zip(kinds, types, strict=True))
     for endpoint in endpoints:
         if endpoint.body is not None:

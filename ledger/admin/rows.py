@@ -108,7 +108,7 @@ async def find_key(connection: Connection, key_id: str) -> Row:
 
 async def list_quotas(connection: Connection, customer: Row | None = None, tier: str | None = None) -> list[Row]:
     """All quotas, those that apply to a customer, or those of a tier; each with the name of its customer."""
-    query = select(quotas.c.id, customers.c.name.label("customer"), quotas.c.tier, quotas.c.quota)
+    query = select(*seen(quotas), customers.c.name.label("customer"))
     query = query.select_from(quotas.outerjoin(customers, customers.c.id == quotas.c.customer_id))
     if customer is not None:
         query = query.where(or_(quotas.c.customer_id == customer["id"], quotas.c.tier == customer["tier"]))

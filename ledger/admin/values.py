@@ -6,9 +6,11 @@ from datetime import UTC, date, datetime, timedelta
 from ledger.admin.errors import BadValue
 
 LONGEST = timedelta(days=36_500)
-_SPAN = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
+SPAN = "([1-9][0-9]{0,5})([smhdw])"
+_SPAN = re.compile(SPAN)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_DAY = re.compile(r"20\d\d-\d\d-\d\d")
+DAY = "20[0-9]{2}-[0-9]{2}-[0-9]{2}"
+_DAY = re.compile(DAY)
 
 
 def duration_of(name: str, text: str) -> timedelta:
