@@ -177,10 +177,12 @@ class RequestEvents:
             self._demand_meter.gpu_time.unmet(identity)
             if error.code in RUN_FAILURES:
                 self._demand_meter.refusals.failed(identity.customer_id, identity.customer_name)
-        elif error.code in REFUSED and pending is not None and pending.sent:
-            # For the ratios of failures it is an answer.
-            self._demand_meter.outcomes.completed(identity.tier)
-            self._demand_meter.refusals.refused(identity.customer_id)
+        else:
+            self._demand_meter.outcomes.refused(identity.tier, error.code)
+            if error.code in REFUSED and pending is not None and pending.sent:
+                # For the ratios of failures it is an answer.
+                self._demand_meter.outcomes.completed(identity.tier)
+                self._demand_meter.refusals.refused(identity.customer_id)
         if self._log is not None:
             self._log.failed(endpoint, request_id, identity, pending, error)
 

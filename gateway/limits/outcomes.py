@@ -31,18 +31,20 @@ SHORT_BURN, LONG_BURN = 30, 360
 class _Slot:
     """The outcomes of one interval; `number` is its start in multiples of its length."""
 
-    __slots__ = ("codes", "completed", "number", "rejected")
+    __slots__ = ("codes", "completed", "number", "others", "rejected")
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
         self.completed = 0
         self.rejected = 0  # For lack of capacity.
         self.codes: Counter[str] = Counter()  # Other failures by error code.
+        self.others: Counter[str] = Counter()  # All other errors by code: rejections, and errors that clients cause.
 
     def add(self, other: "_Slot") -> None:
         self.completed += other.completed
         self.rejected += other.rejected
         self.codes.update(other.codes)
+        self.others.update(other.others)
 
     @property
     def failed(self) -> int:
@@ -64,7 +66,7 @@ class _TierWindows:
         second, ten = int(now), int(now / TEN_S)
         recent, self.recent = self.recent, _Slot()
         for slots, number, most in ((self.seconds, second, LONG_S), (self.tens, ten, LONG_BURN)):
-            if recent.completed or recent.rejected or recent.codes:
+            if recent.completed or recent.codes or recent.others:
                 if not slots or slots[-1].number != number:
                     slots.append(_Slot(number))
                 slots[-1].add(recent)
@@ -82,6 +84,7 @@ class _TierWindows:
             codes_60s=dict(minute.codes),
             budget_5m=short,
             budget_1h=_budget(self.tens),
+            others_60s=dict(minute.others),
         )
 
 
@@ -106,8 +109,13 @@ class OutcomeMeter:
         recent = self._tiers[tier].recent
         if code in CAPACITY_REJECTIONS:
             recent.rejected += 1
+            recent.others[code.value] += 1
         else:
             recent.codes[code.value] += 1
+
+    def refused(self, tier: str, code: ErrorCode) -> None:
+        """Count an error that the client caused."""
+        self._tiers[tier].recent.others[code.value] += 1
 
     def heartbeat(self, tiers: Collection[str], now: float) -> dict[str, TierOutcomes]:
         """Close the heartbeat; `now` is monotonic seconds. Tiers that are not in `tiers` any more are removed."""

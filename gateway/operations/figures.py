@@ -41,6 +41,12 @@ def total(values: Sequence[float]) -> float:
     return round(sum(values), 3)
 
 
+def sum_counts(several: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The sums by name, sorted by name."""
+    names = sorted({name for each in several for name in each})
+    return {name: sum(each.get(name, 0) for each in several) for name in names}
+
+
 def highest(values: Sequence[Any]) -> Any:
     """The highest of the known values; None without any."""
     return max((value for value in values if value is not None), default=None)

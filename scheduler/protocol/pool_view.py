@@ -167,7 +167,7 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
 class TierOutcomes(msgspec.Struct, array_like=True, frozen=True):
     """Ended requests of one tier at one gateway. `failed`: errors and timeouts that the client did not cause, without
     rejections for lack of capacity; `codes_60s`: the same by error code. `budget`: all requests, and those that use the error
-    budget, rejections for lack of capacity included.
+    budget, rejections for lack of capacity included. `others_60s`: by error code, these rejections, and errors that clients caused.
     """
 
     completed_10s: int = 0
@@ -176,6 +176,7 @@ class TierOutcomes(msgspec.Struct, array_like=True, frozen=True):
     codes_60s: dict[str, int] = {}
     budget_5m: tuple[int, int] = (0, 0)
     budget_1h: tuple[int, int] = (0, 0)
+    others_60s: dict[str, int] = {}
 
     @property
     def failed_60s(self) -> int:

@@ -63,6 +63,7 @@ def test_a_healthy_system_has_figures_and_no_reasons() -> None:
         "fairness": 1.0,
         "top_customers": [],
         "background_depth": 0,
+        "errors_60s": {},
         "in_rps": 130.0,
         "out_rps": 0.0,
         "demand_rps": 130.0,

@@ -25,16 +25,20 @@ from scheduler.protocol.pool_view import GatewayStats, Observation, TierOutcomes
 
 
 def test_outcomes_are_counted_over_four_windows() -> None:
-    """Rejections for lack of capacity use the error budget only; tiers that are gone and old slots are dropped."""
+    """Rejections for lack of capacity use the error budget only, errors of clients none of it; tiers that are gone and old
+    slots are dropped.
+    """
     meter = OutcomeMeter()
     for second in range(3700):
         meter.completed("free")
         if second % 10 == 0:
             meter.failed("free", ErrorCode.GPU_TIMEOUT)
             meter.failed("free", ErrorCode.QUEUE_FULL)
+            meter.refused("free", ErrorCode.RATE_LIMIT_EXCEEDED)
         counts = meter.heartbeat(["free"], float(second))["free"]
 
-    assert counts == TierOutcomes(10, 1, 60, {"gpu_timeout": 6}, (360, 60), (4320, 720))
+    others = {"queue_full": 6, "rate_limit_exceeded": 6}
+    assert counts == TierOutcomes(10, 1, 60, {"gpu_timeout": 6}, (360, 60), (4320, 720), others)
     assert meter.heartbeat(["free"], 3715.0)["free"].failed_10s == 0
     assert meter.heartbeat(["free"], 9000.0)["free"] == TierOutcomes()
     assert meter.heartbeat(["paid"], 9001.0) == {"paid": TierOutcomes()}
@@ -160,8 +164,8 @@ def test_why_jobs_cannot_be_stored(seen: JobsSeen, expected: str | None) -> None
 
 def test_results_are_sums_over_gateways() -> None:
     """A gateway that reports no outcomes, such as an older one, is not counted."""
-    one = TierOutcomes(5, 3, 20, {"gpu_timeout": 4}, (100, 1), (1000, 2))
-    two = TierOutcomes(5, 7, 30, {"gpu_timeout": 4, "internal_error": 2}, (100, 1), (1000, 6))
+    one = TierOutcomes(5, 3, 20, {"gpu_timeout": 4}, (100, 1), (1000, 2), {"queue_full": 3})
+    two = TierOutcomes(5, 7, 30, {"gpu_timeout": 4, "internal_error": 2}, (100, 1), (1000, 6), {"queue_full": 1})
     seen = observed(one, two)
     seen.gateways.append(GatewayStats("old", 1.0, {}))
     result = tier_results(["free"], {"free": TierObjective(200, 0.99)}, seen)["free"]
@@ -169,6 +173,7 @@ def test_results_are_sums_over_gateways() -> None:
     assert (result.error_ratio_10s, result.error_ratio_60s) == (0.5, 10 / 60)
     assert (result.burn_rate_5m, result.burn_rate_1h) == (pytest.approx(1.0), pytest.approx(0.4))
     assert result.outcomes.codes_60s == {"gpu_timeout": 8, "internal_error": 2}
+    assert result.outcomes.others_60s == {"queue_full": 4}
     assert tier_results(["free"], {}, seen)["free"].burn_rate_1h is None
 
 

@@ -59,7 +59,7 @@ def stats(gateway: str, scale: float, *tiers: str) -> GatewayStats:
         batches_per_second=4.0,
         filled_per_second=round(3.0 / scale, 3),
         busiest=[CustomerRate("acme", "free", 3.3 * scale), CustomerRate(f"of-{gateway}", "gold", scale)],
-        outcomes={name: TierOutcomes(90, 10, 590, {"internal_error": 10}, (500, 3), (6000, 70)) for name in tiers},
+        outcomes={name: TierOutcomes(90, 10, 590, {"internal_error": 10}, (500, 3), (6000, 70), {"queue_full": 7}) for name in tiers},
         gpu_ms={"free": 900.0 * scale, "gold": 120.5},
         gpu_times=[
             CustomerGpuTime("acme", "free", 1.0, 600.25 * scale, 2.0, 20),

@@ -23,7 +23,7 @@ class TierState(msgspec.Struct, frozen=True):
     """One tier over all pools and gateways.
 
     `share`: of all responses; `limit_ratio`: the share of its limits in force; `failed_rps`: SLO failures. `fairness`: as in
-    TierHealth; `background_depth`: queued jobs.
+    TierHealth; `background_depth`: queued jobs; `errors_60s`: all errors of the last minute by code.
     """
 
     name: str
@@ -46,6 +46,7 @@ class TierState(msgspec.Struct, frozen=True):
     slo_ms: float | None = None
     fairness: float = 1.0
     background_depth: int = 0
+    errors_60s: dict[str, int] = {}
 
 
 class GpuState(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from gateway.limits.capacity import is_slow
 from gateway.limits.refusals import refusals_of
+from gateway.operations.figures import sum_counts
 from gateway.operations.health.advice import finding
 from gateway.operations.health.model import LEVELS, HealthFinding, Status, shortened
 from scheduler.protocol.pool_view import Observation, TierOutcomes, WorkerView
@@ -88,17 +89,14 @@ def tier_results(
 
 def total(parts: Sequence[TierOutcomes]) -> TierOutcomes:
     """The sum."""
-    codes: dict[str, int] = {}
-    for each in parts:
-        for code, count in each.codes_60s.items():
-            codes[code] = codes.get(code, 0) + count
     return TierOutcomes(
         sum(each.completed_10s for each in parts),
         sum(each.failed_10s for each in parts),
         sum(each.completed_60s for each in parts),
-        codes,
+        sum_counts([each.codes_60s for each in parts]),
         (sum(each.budget_5m[0] for each in parts), sum(each.budget_5m[1] for each in parts)),
         (sum(each.budget_1h[0] for each in parts), sum(each.budget_1h[1] for each in parts)),
+        sum_counts([each.others_60s for each in parts]),
     )
 
 

@@ -3,12 +3,23 @@
 Each figure is declared once, with the rule by which it is merged over pools and cells.
 """
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, TypedDict
 
-from gateway.operations.figures import First, Highest, Lowest, Total, Value, WeightedMean, Worst, highest, merged, view
+from gateway.operations.figures import (
+    First,
+    Highest,
+    Lowest,
+    Total,
+    Value,
+    WeightedMean,
+    Worst,
+    highest,
+    merged,
+    sum_counts,
+    view,
+)
 from gateway.operations.health.model import LEVELS, Check, Status
 from ratelimit.capacity import CapacityEvidence
 from scheduler.redis_client.keys import DEFAULT_CELL
@@ -38,7 +49,8 @@ class TierHealth(TypedDict):
     `error_ratio_*`: the share (0..1) of ended requests that ended in an error of the service or in a timeout; rejections for
     lack of capacity do not count. `burn_rate_*`: how many times faster than `slo_success` allows requests fail, rejections
     for lack of capacity included; null without this objective. `fairness`: Jain's index (0..1) of GPU time per weight, of the
-    customers that could have used more in the last minute. `background_depth`: queued jobs.
+    customers that could have used more in the last minute. `background_depth`: queued jobs. `errors_60s`: all errors by code,
+    those of clients and rejections included.
     """
 
     depth: Total[int]
@@ -58,6 +70,7 @@ class TierHealth(TypedDict):
     fairness: Lowest[float]
     top_customers: Annotated[list[TopCustomer], _top_customers]
     background_depth: Total[int]
+    errors_60s: Annotated[dict[str, int], sum_counts]
 
 
 class MeasuredTier(TierHealth):
@@ -84,13 +97,6 @@ def _joined(several: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(each for each in several if each))
 
 
-def _counts(several: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    found = Counter[str]()
-    for each in several:
-        found.update(each)
-    return dict(sorted(found.items()))
-
-
 def _highest_if_known(several: Sequence[int | None]) -> int | None:
     return None if None in several else highest(several)
 
@@ -104,7 +110,7 @@ class ServingFigures(TypedDict):
     requests_per_second: Total[float]
     healthy_gpus: Total[int]
     total_gpus: Total[int]
-    unhealthy_gpus: Annotated[dict[str, int], _counts]
+    unhealthy_gpus: Annotated[dict[str, int], sum_counts]
     capacity_rps: Total[float]
     capacity_evidence: Annotated[CapacityEvidence, Worst(tuple(CapacityEvidence))]
     capacity_confidence: Lowest[float]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from gateway.limits.gpu_time import tier_gpu_time
-from gateway.operations.figures import total
+from gateway.operations.figures import sum_counts, total
 from gateway.operations.health.advice import finding
 from gateway.operations.health.model import HealthFinding
 from gateway.operations.health.outcomes import TierResult
@@ -54,6 +54,7 @@ def measured_tier(name: str, part: float, seen: Observation | None, result: Tier
         "fairness": round(gpu_time.fairness, 4),
         "top_customers": top,
         "background_depth": background.depth if background else 0,
+        "errors_60s": sum_counts([result.outcomes.codes_60s, result.outcomes.others_60s]),
         "in_rps": total([each.arrived_rps for each in stats]),
         "out_rps": total([each.answered_rps for each in stats]),
         "demand_rps": total([each.demand_rps for each in stats]),

@@ -85,6 +85,7 @@
     showPools();
     showCharts();
     Workers.show(state, pool);
+    Errors.show(figures());
     DeadLetters.show(state);
     Customers.show(state.customers);
     Details.show(state);
