@@ -77,6 +77,7 @@ class GatewayConfig:
     gateway_id: str
     redis_url: str
     service_token: str
+    installation: str  # The name that health and the dashboard show; "": none.
     direct_token: str  # For workers' direct endpoints; "": derived from the service token.
     host: str
     port: int

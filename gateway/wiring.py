@@ -129,6 +129,7 @@ class GatewayParts(PoolParts):
             catalog,
             DashboardHistory(HistoryStore(self._client, self._keys, config.gateway_id)),
             config.gateway_id,
+            installation=config.installation,
             batches=self.batches.open_batches,
         )
         self.internal = Internal(

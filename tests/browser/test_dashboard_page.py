@@ -1,6 +1,7 @@
 """The dashboard as a page: accessibility, size of the first view, charts, views that explain, wall mode."""
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,14 @@ async def served(stack: Stack, tab: Tab) -> None:
 async def test_no_state_violates_a_rule_of_axe(
     client: Redis, redis_url: str, database_url: str, tmp_path: Path
 ) -> None:
-    """Login, healthy, phone, dark, wall, degraded, and a customer whose name is hostile; no page is wider than its screen."""
+    """Login, healthy, phone, dark, wall, degraded, and a customer whose name is hostile; no page is wider than its screen.
+
+    Title and header name the installation.
+    """
     catalog = LiteralCatalog()
     named(catalog, HOSTILE)
     async with (
-        acting_stack(client, redis_url, database_url, catalog=catalog) as stack,
+        acting_stack(client, redis_url, database_url, catalog=catalog, installation="prod-eu") as stack,
         chromium(tmp_path, f"{stack.url}/internal/dashboard") as tab,
     ):
         await resize(tab, 1400, 900)
@@ -86,6 +90,8 @@ async def test_no_state_violates_a_rule_of_axe(
         found = {"login": await violations(tab)}
         await opened(tab)
         await served(stack, tab)
+        assert re.fullmatch("(HEALTHY|DEGRADED) · prod-eu · Tierlane", await tab.value("document.title"))
+        assert await tab.value("document.getElementById('installation').innerText") == "prod-eu"
         for name, (width, height, dark) in {
             "healthy": (1400, 900, False),
             "dark": (1400, 900, True),

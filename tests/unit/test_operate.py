@@ -104,7 +104,8 @@ def drawn(state: TopState, now_s: float) -> str:
 
 
 def test_a_frame_has_the_tiers_and_the_age_of_old_figures() -> None:
-    """Control characters are escaped; before the first response there is only the problem."""
+    """Control characters are escaped; before the first response there is only the problem. The installation is named."""
+    assert "tierlane prod-eu " in drawn(TopState("u", DOCUMENT | {"installation": "prod-eu"}, 0.0), 0.0)
     text = drawn(TopState("u", DOCUMENT, 100.0, "The gateway at u does not respond: refused."), 107.0)
 
     assert text.splitlines()[:2] == ["The gateway at u does not respond: refused.", "The data below is 7 s old."]

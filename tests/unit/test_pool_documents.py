@@ -125,10 +125,10 @@ def block(title: str, given: Mapping[str, HealthInputs]) -> str:
     pools = {name: CollectedHealth(each, health(each)) for name, each in given.items()}
     states = {name: each.state for name, each in pools.items()}
     whole = merge_pools(states)
-    document = health_document(whole, states, {"west"})
+    document = health_document(whole, states, {"west"}, "prod-eu")
     rows = [row for row in ROWS if row.name in whole["tiers"]]
     batches = OpenBatches(2, 30)
-    first = state(pools, whole, rows, at_ms=AT_MS, gateway="g1", cordoned=["worker-2"], batches=batches)
+    first = state(pools, whole, rows, at_ms=AT_MS, gateway="g1", installation="prod-eu", cordoned=["worker-2"], batches=batches)
     one = dict(list(pools.items())[:1])
     last = state(one, states[next(iter(one))], rows, at_ms=AT_MS + STEP_MS, gateway="g1")
     points = [history_point(each, []) for each in (first, last)]

@@ -52,8 +52,9 @@ def frame(seen: TopState, now_s: float) -> RenderableType:
 
 def _status(document: Mapping[str, Any]) -> list[RenderableType]:
     status = printable(str(document.get("status", "unknown")))
+    installation = printable(str(document.get("installation") or ""))
     line = Text.assemble(
-        ("tierlane ", "bold"),
+        (f"tierlane {installation} " if installation else "tierlane ", "bold"),
         (status, STYLES.get(status, "red")),
         f"   {_number(document, 'requests_per_second', 1)} requests/s of {_number(document, 'capacity_rps', 1)}",
         f"   {_number(document, 'queue_depth')} waiting",

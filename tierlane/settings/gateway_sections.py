@@ -57,6 +57,11 @@ class GatewaySettings:
     body_store_bytes: int = memory(
         256 << 20, "Those files of one gateway; more requests get 503. At most what the file system holds."
     )
+    installation: str = setting(
+        "",
+        "Name of the installation in health, on the dashboard and in `tierlane top`, such as prod-eu.",
+        pattern=r"^[A-Za-z0-9_. -]{0,64}$",
+    )
     header_timeout_ms: int = milliseconds(5000, "Milliseconds for a request's headers.")
     body_timeout_ms: int = milliseconds(10_000, "Milliseconds for a request's body.")
     idle_timeout_ms: int = milliseconds(

@@ -50,6 +50,7 @@ class DashboardSnapshots:
         history: DashboardHistory,
         gateway_id: str,
         *,
+        installation: str = "",
         batches: Callable[[], OpenBatches | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -58,6 +59,7 @@ class DashboardSnapshots:
         self._batches = batches
         self._catalog = catalog
         self._gateway_id = gateway_id
+        self._installation = installation
         self._clock = clock
         self._wall = wall
         self._latest: DashboardSnapshot | None = None
@@ -112,11 +114,20 @@ class DashboardSnapshots:
         rows, cordoned = (catalog.tiers, catalog.cordoned) if catalog else ((), frozenset[str]())
         known = [row for row in rows if row.name in whole["tiers"]]
         at_ms, batches = round(self._wall() * 1000), self._batches()
-        now = state(pools, whole, known, at_ms=at_ms, gateway=self._gateway_id, cordoned=cordoned, batches=batches)
+        now = state(
+            pools,
+            whole,
+            known,
+            at_ms=at_ms,
+            gateway=self._gateway_id,
+            installation=self._installation,
+            cordoned=cordoned,
+            batches=batches,
+        )
         if before is not None:
             self._unpublished += state_changes(before.state, now)
             self._unpublished += config_changes(self._configuration, catalog, at_ms)
         self._configuration = catalog
-        document = health_document(whole, states, self._collector.draining)
+        document = health_document(whole, states, self._collector.draining, self._installation)
         self._latest = DashboardSnapshot(at, urgent_state, document, now)
         return self._latest

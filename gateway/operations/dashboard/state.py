@@ -150,11 +150,12 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
 class DashboardState(PoolState, frozen=True, kw_only=True):
     """The document; its figures are those of all pools, `pools` has those of each if there are several.
 
-    `look_age_s`: age of the last observation of Redis, null before the first. `batches`: those of /v1/batches, null if unknown.
+    `installation`: its name, "" if it has none. `look_age_s`: age of the last observation of Redis, null before the first. `batches`: those of /v1/batches, null if unknown.
     """
 
     at_ms: int
     gateway: str
+    installation: str
     reasons: list[str]
     problems: list[HealthReason]
     redis_problem: str | None
@@ -175,6 +176,7 @@ def state(
     *,
     at_ms: int,
     gateway: str,
+    installation: str = "",
     cordoned: Collection[str] = (),
     batches: OpenBatches | None = None,
 ) -> DashboardState:
@@ -188,6 +190,7 @@ def state(
         **msgspec.structs.asdict(_pool("", whole, rows)),
         at_ms=at_ms,
         gateway=gateway,
+        installation=installation,
         reasons=whole["reasons"],
         problems=problems(whole),
         redis_problem=redis_problems[0] if redis_problems else None,

@@ -160,9 +160,12 @@ class PoolHealth(HealthFigures):
 
 
 class Health(HealthFigures):
-    """Status, one sentence for each problem, figures, and the checks of the health+json draft by name."""
+    """Status, one sentence for each problem, figures, and the checks of the health+json draft by name. `installation`: its name,
+    "" if it has none.
+    """
 
     status: Status
+    installation: str
     reasons: list[str]
     checks: dict[str, list[Check]]
 
@@ -219,11 +222,15 @@ def merge_pools(pools: Mapping[str, MeasuredPool]) -> MeasuredPool:
 
 
 def health_document(
-    whole: MeasuredPool, pools: Mapping[str, MeasuredPool], draining: Collection[str] = frozenset()
+    whole: MeasuredPool,
+    pools: Mapping[str, MeasuredPool],
+    draining: Collection[str] = frozenset(),
+    installation: str = "",
 ) -> Health:
     """The document of `/internal/health`. `whole`: the state of all pools together; `draining`: cells in that state."""
     document: Health = {
         "status": whole["status"],
+        "installation": installation,
         "reasons": whole["reasons"],
         **_figures(whole),
         "checks": whole["checks"],

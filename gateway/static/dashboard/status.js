@@ -29,7 +29,9 @@ const StatusPanel = (() => {
     if (by("level").textContent !== state.status) by("level").textContent = state.status;
     by("status").className = state.status;
     replace(by("reasons"), state.problems.length ? state.problems.map(problemNode) : [element("li", "All tiers at full limits; all GPUs healthy.")]);
-    document.title = `${state.status.toUpperCase()} · Tierlane`;
+    by("installation").textContent = state.installation;
+    by("installation").hidden = !state.installation;
+    document.title = [state.status.toUpperCase(), state.installation, "Tierlane"].filter(Boolean).join(" · ");
   }
 
   // `silentMs`: since the last state; null before the first.
