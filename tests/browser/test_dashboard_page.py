@@ -199,6 +199,36 @@ async def test_charts_share_the_cursor_the_range_and_the_axis(
         assert tab.faults == []
 
 
+async def test_errors_are_shown_by_code_and_tier_and_workers_by_cause(
+    client: Redis, redis_url: str, database_url: str, tmp_path: Path
+) -> None:
+    """Errors of the last minute, the most frequent first, with a link to the description; a cause that workers share is one line."""
+    async with (
+        acting_stack(client, redis_url, database_url) as stack,
+        chromium(tmp_path, f"{stack.url}/internal/dashboard") as tab,
+    ):
+        await opened(tab)
+        assert await tab.value("document.getElementById('no-errors').innerText") == "None."
+        for tier_name, body in (("free", {"input": ""}), ("free", {"input": ""}), ("paid", {"input": "x", "model": "no"})):
+            assert (await stack.infer(body, tier_name))[0] in (400, 404)
+        cells = "[...document.querySelectorAll('#errors tr')].map((row) => [...row.children].map((each) => each.textContent))"
+        await tab.until(f"{cells}.length === 3", "both codes", 5.0)
+        assert await tab.value(cells) == [
+            ["Code", "enterprise", "paid", "free", "all"],
+            ["invalid_request", "–", "–", "2", "2"],
+            ["model_not_found", "–", "1", "–", "1"],
+        ]
+        assert (await tab.value("document.querySelector('#errors tbody a').href")).endswith("/docs#error-invalid_request")
+        for number in range(2, 6):
+            await stack.worker.heartbeat(f"worker-{number}", "failed")
+        causes = "document.getElementById('causes').innerText"
+        assert await tab.until(causes, "the cause", 5.0) == "4 workers: failed"
+        reasons = await tab.value("document.getElementById('reasons').textContent")
+        assert "4 of 5 GPUs are not healthy: 4 workers are failed, last seen" in reasons
+        assert await violations(tab) == []
+        assert tab.faults == []
+
+
 FLOOD = """
     const reason = (n) => ({
       check: 'x', code: 'x', reason: `worker-${n}: batches of \\`shout:shout\\` take ${n},000 ms, over \\`TIERLANE_GPU_TIMEOUT_MS\\``,

@@ -133,6 +133,8 @@ def test_reasons_and_checks_name_their_pool() -> None:
     merged = merge_pools({"default": first, "slow": second})
 
     assert merged["reasons"] == ["PostgreSQL is away.", "Pool slow: No GPU."]
+    third = merge_pools({"default": first, "slow": second, "slower": second})["reasons"]
+    assert third == ["PostgreSQL is away.", "Pools slow, slower: No GPU."]
     assert sorted(merged["checks"]) == ["gpus:healthy", "slow/gpus:healthy"]
 
 

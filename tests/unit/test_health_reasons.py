@@ -115,6 +115,16 @@ CASES: dict[str, dict[str, Any]] = {
     "a GPU fault": {"observation": observation(worker(1), LOST, DOWN)},
     "a failed model": {"observation": observation(worker(1), lost(2, "failed"), lost(3, "starting"))},
     "an endpoint": {"observation": observation(worker(1), changed(lost(2, "away"), reason=NO_KEY))},
+    "an endpoint of many workers": {
+        "observation": observation(
+            worker(1), *(changed(lost(n, "away"), reason=NO_KEY, cause="key_rejected") for n in range(2, 14)), LOST, DOWN
+        )
+    },
+    "many lost workers": {"observation": observation(worker(1), *(changed(LOST, id=f"gpu-{n}", age_ms=2000.0 - 90 * n) for n in range(7)))},
+    "many causes": {
+        "observation": observation(worker(1), *(changed(lost(n, "failed"), reason=f"Exit code {n}.") for n in range(2, 9)))
+    },
+    "silent endpoints": {"observation": observation(*(changed(worker(n), reason=SILENT) for n in range(1, 9)))},
     "a silent endpoint": {"observation": observation(changed(worker(1), reason=SILENT), worker(2))},
     "a start": {"observation": observation(lost(2, "starting"))},
     "a start of an endpoint": {"observation": observation(changed(lost(2, "starting"), reason=LOADING))},
@@ -168,6 +178,9 @@ CASES: dict[str, dict[str, Any]] = {
     "the spool": {"direct": replace(INACTIVE, spool_problem="The spool cannot be written: no space left on device.")},
     "an endpoint of a worker": {
         "direct": replace(INACTIVE, unreachable=(Unreachable("worker-1", "host:81", "host:81 refuses connections."),))
+    },
+    "breakers": {
+        "direct": replace(INACTIVE, breakers={"redis": "closed", "worker-2": "open", "worker-3": "half_open", "w": "closed"})
     },
     "a breaker": {"direct": replace(INACTIVE, breakers={"redis": "closed", "worker-2": "open"})},
     "a stop of this gateway": {"leaving": True, "open_requests": 2},

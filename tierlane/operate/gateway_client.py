@@ -12,7 +12,7 @@ from tierlane.settings.model import Settings, SettingsError
 
 TIMEOUT_S = 3.0
 
-_POOL = re.compile(r"^Pool \S+: ")
+_POOL = re.compile(r"^Pools? [^:]+: ")
 
 
 class GatewayAddress(NamedTuple):
@@ -72,7 +72,7 @@ def advised_reasons(document: Mapping[str, Any]) -> list[AdvisedReason]:
             if isinstance(check, dict) and check.get("output"):
                 advice[str(check["output"])] = str(check.get("action", "")), str(check.get("runbook", ""))
     return [
-        # With several pools, a reason begins with its pool.
+        # With several pools, a reason begins with its pools.
         AdvisedReason(text, *(advice.get(text) or advice.get(_POOL.sub("", text)) or ()))
         for text in map(str, reasons if isinstance(reasons, list) else ())
     ]

@@ -23,7 +23,6 @@ from gateway.operations.health.outcomes import (
     failing_tiers,
     missed_objectives,
     refused_customers,
-    slow_batches,
     tier_results,
 )
 from gateway.operations.health.pool_state import MeasuredPool, MeasuredTier
@@ -38,6 +37,7 @@ from gateway.operations.health.tiers import (
     shedding,
 )
 from gateway.operations.health.worker_losses import ACTIVE_STATUSES, LostWorker
+from gateway.operations.health.worker_problems import NAMED_WORKERS, reported_reasons, worker_problems
 from ratelimit.capacity import CapacityEvidence
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.redis_client.distance import too_far
@@ -45,7 +45,6 @@ from scheduler.tasks import EndedTask
 
 STALE_OBSERVATION_S = 2.0
 STALE_AUDIT_MS = 10_000
-NAMED_WORKERS = 5
 MOST_CAUSE = 32  # Characters of a cause, which a worker reports.
 
 _QUEUE_CHECKS = frozenset({"gpus:healthy", "redis:look_age", "scheduler:pass_age"})
@@ -124,7 +123,7 @@ def health(inputs: HealthInputs) -> MeasuredPool:
     busy = _mean([worker.utilization for worker in healthy])
     return {
         "status": max((each.level for each in found), key=LEVELS.index),
-        "reasons": [each.reason for each in found if each.reason],
+        "reasons": list(dict.fromkeys(each.reason for each in found if each.reason)),
         "gpu_utilization": round(min(1.0, max(0.0, busy)), 4),
         "padding_waste": round(_mean([worker.padding_waste for worker in healthy]), 4),
         "queue_depth": sum(tier.depth for tier in seen.tiers.values()) if seen else 0,
@@ -211,17 +210,14 @@ def _gpus(inputs: HealthInputs) -> HealthFinding:
         return problem("no_gpu", name, kind, "down", 0, unit, "No GPU is known: no worker has sent a heartbeat.")
     silent = [worker for worker in seen.workers if worker.reason] if seen else []
     if not unhealthy and silent:
-        reason = "; ".join(f"{worker.id}: {worker.reason.rstrip('.')}" for worker in silent[:NAMED_WORKERS])
         about = shortened([worker.id for worker in silent], NAMED_WORKERS)
-        return problem("endpoint_silent", name, kind, "degraded", total, unit, f"{reason}.", about)
+        return problem("endpoint_silent", name, kind, "degraded", total, unit, f"{reported_reasons(silent)}.", about)
     if not unhealthy:
         return HealthFinding(name, kind, "healthy", total, unit)
     # A pausing worker resumes before requests would be rejected for lack of GPUs.
     all_lost = len(unhealthy) == total and not any(worker.pausing for worker in unhealthy) and not inputs.registering
     verb = "is" if len(unhealthy) == 1 else "are"
-    named = "; ".join(_worker_problem(worker) for worker in unhealthy[:NAMED_WORKERS])
-    more = f"; and {len(unhealthy) - NAMED_WORKERS} more" if len(unhealthy) > NAMED_WORKERS else ""
-    reason = f"{len(unhealthy)} of {total} GPUs {verb} not healthy: {named}{more}."
+    reason = f"{len(unhealthy)} of {total} GPUs {verb} not healthy: {worker_problems(unhealthy)}."
     code = min((_worker_code(worker) for worker in unhealthy), key=_WORKER_CODES.index)
     about = shortened([worker.id for worker in unhealthy if _worker_code(worker) == code], NAMED_WORKERS)
     level: Status = "down" if all_lost and not inputs.gpus_elsewhere else "degraded"
@@ -241,17 +237,6 @@ def _worker_code(worker: WorkerView) -> str:
 def _cause(worker: WorkerView) -> str:
     """Why a worker is not healthy; the last heartbeat of a lost one has the status that it had then."""
     return worker.cause[:MOST_CAUSE] or ("lost" if worker.status in ACTIVE_STATUSES else worker.status)
-
-
-def _worker_problem(worker: WorkerView) -> str:
-    if worker.pausing:
-        return f"{worker.id} is briefly paused"
-    if is_slow(worker):
-        return f"{worker.id} is too slow: {slow_batches(worker)}"
-    if worker.status in ACTIVE_STATUSES:
-        return f"{worker.id} was last seen {worker.age_ms / 1000:.1f} s ago"
-    fault = (worker.gpu.fault if worker.gpu is not None else "") or worker.reason.rstrip(".")
-    return f"{worker.id} is {worker.status}{f' ({fault})' if fault else ''}, last seen {worker.age_ms / 1000:.1f} s ago"
 
 
 def _redis(inputs: HealthInputs) -> HealthFinding:
@@ -306,13 +291,16 @@ def _direct(direct: DirectView) -> list[HealthFinding]:
     unreachable = cannot if count else None
     endpoints = finding("direct:endpoints", "component", count, "workers", unreachable, "worker_unreachable", about)
     findings = [spool, endpoints]
+    # The checks of all open breakers of workers have one reason, which names them.
+    open_workers = [each for each, state in direct.breakers.items() if each != "redis" and state != BreakerState.CLOSED]
+    named = shortened(open_workers, NAMED_WORKERS)
     for name, state in direct.breakers.items():
         if state == BreakerState.CLOSED:
             findings.append(HealthFinding(f"breaker:{name}", "component", "healthy", state, ""))
             continue
         # An open breaker of Redis is explained by the check of Redis; a worker has no other check.
-        reason = None if name == "redis" else f"Direct calls to {name} fail and will be retried soon."
-        about = "Redis" if name == "redis" else name
+        reason = None if name == "redis" else f"Direct calls to {named} fail and will be retried soon."
+        about = "Redis" if name == "redis" else named
         findings.append(problem("circuit_open", f"breaker:{name}", "component", "degraded", state, "", reason, about))
     return findings
 

@@ -205,14 +205,20 @@ def merge_pools(pools: Mapping[str, MeasuredPool]) -> MeasuredPool:
     states = list(pools.values())
     if len(states) == 1:
         return states[0]
-    # A reason that all pools share appears once; other reasons are prefixed with their pool.
-    every = [reason for state in states for reason in state["reasons"]]
-    reasons = list(dict.fromkeys(reason for reason in every if every.count(reason) == len(pools)))
-    common = frozenset(reasons)
+    # Each reason appears once: first those that all pools share, then those of some pools, after their names.
+    named: dict[str, list[str]] = {}
+    for pool, state in pools.items():
+        for reason in state["reasons"]:
+            named.setdefault(reason, []).append(pool)
+    reasons = [reason for reason, where in named.items() if len(where) == len(pools)]
+    reasons += [
+        f"Pool{'s' * (len(where) > 1)} {', '.join(where)}: {reason}"
+        for reason, where in named.items()
+        if len(where) < len(pools)
+    ]
     own = next(iter(pools))
     checks = dict(pools[own]["checks"])
     for pool, state in pools.items():
-        reasons += [f"Pool {pool}: {reason}" for reason in state["reasons"] if reason not in common]
         if pool != own:
             checks |= {f"{pool}/{name}": check for name, check in state["checks"].items()}
     whole = merged(MeasuredPool, states, reasons=reasons, checks=checks)

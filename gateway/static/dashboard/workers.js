@@ -3,7 +3,7 @@
 
 const Workers = (() => {
   const MOST = 200;
-  const { element, sentence, count, percent, time, viewLink } = Format;
+  const { element, sentence, count, percent, time, viewLink, replace } = Format;
   const tiles = new Map();
   let state = null;
 
@@ -93,6 +93,21 @@ const Workers = (() => {
     return lines;
   }
 
+  // One line for each cause that several workers share.
+  function causes(workers) {
+    const groups = new Map();
+    for (const worker of workers.filter((each) => !each.healthy)) {
+      const [label, level] = status(worker);
+      const fault = worker.gpu?.fault || worker.reason;
+      const group = `${label} ${worker.cause || fault}`;
+      const known = groups.get(group);
+      if (known) known.number += 1;
+      else groups.set(group, { number: 1, level, text: fault ? `${label}: ${fault}` : label });
+    }
+    return [...groups.values()].filter((each) => each.number > 1).sort((a, b) => b.number - a.number)
+      .map((each) => sentence("li", `${count(each.number)} workers: ${each.text}`, each.level));
+  }
+
   function made(worker) {
     const tile = element("div");
     const body = element("div");
@@ -131,6 +146,7 @@ const Workers = (() => {
     state = document_;
     forget();
     const ordered = state.workers.filter((each) => !pool || each.pool === pool).sort((a, b) => a.healthy - b.healthy);
+    replace(document.getElementById("causes"), causes(ordered));
     const nodes = ordered.slice(0, MOST).map(shown);
     if (!nodes.length) nodes.push(sentence("p", "No workers. Start one with `tierlane worker`, or check that workers reach Redis.", "bad"));
     if (ordered.length > MOST) nodes.push(element("p", `and ${ordered.length - MOST} more`));
