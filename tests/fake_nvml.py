@@ -56,6 +56,8 @@ class FakeNvml:
             "nvmlDeviceGetRetiredPagesPendingStatus": self.retiring,
             "nvmlDeviceGetRemappedRows": list(self.rows),
             "nvmlEventSetCreate": "events",
+            "nvmlDeviceGetName": "NVIDIA H100",
+            "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:3B:00.0"),
         }
 
     def nvmlEventSetWait_v2(self, events: Any, timeout_ms: int) -> SimpleNamespace:  # noqa: N802

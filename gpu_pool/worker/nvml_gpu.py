@@ -49,11 +49,14 @@ class NvmlGpu:
 
     def __init__(self, nvml: Any, gpu_id: str) -> None:
         self._nvml = nvml
+        self._fault = ""
         if gpu_id.isdigit():
             self._handle = nvml.nvmlDeviceGetHandleByIndex(int(gpu_id))
         else:
             self._handle = nvml.nvmlDeviceGetHandleByUUID(gpu_id)
-        self._fault = ""
+        self._name = _text(self._query(lambda: nvml.nvmlDeviceGetName(self._handle)))
+        pci = self._query(lambda: nvml.nvmlDeviceGetPciInfo(self._handle))
+        self._address = _text(pci.busId if pci else None)
         self._began: FaultCounts | None = None
         self._events: Any = None
         try:
@@ -84,6 +87,8 @@ class NvmlGpu:
             ecc_uncorrected=counts.errors,
             fault=self._fault,
             note=note_of(counts),
+            name=self._name,
+            address=self._address,
         )
 
     def wait(self, seconds: float, pause: Callable[[float], object]) -> None:
@@ -121,6 +126,11 @@ class NvmlGpu:
             self._fault = self._fault or OFF_THE_BUS
         elif error.value == self._nvml.NVML_ERROR_RESET_REQUIRED:
             self._fault = self._fault or UNTIL_RESET
+
+
+def _text(value: str | bytes | None) -> str:
+    """A text of NVML, which older versions of the library return as bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value or ""
 
 
 def gpu_of(backend: str, device: str) -> Callable[[], NvmlGpu | None]:

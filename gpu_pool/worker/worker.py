@@ -10,7 +10,9 @@ of it stay.
 """
 
 import asyncio
+import os
 import signal
+import socket
 import time
 from contextlib import suppress
 
@@ -77,6 +79,7 @@ class Worker:
 
     def __init__(self, config: WorkerConfig, *, spans: Spans | None = None) -> None:
         self._config = config
+        self._host = socket.gethostname()
         self._draining = asyncio.Event()
         self._hurried = asyncio.Event()  # The drain ends at once.
         self._broken = False  # A task that must not end has ended.
@@ -426,6 +429,8 @@ class Worker:
             context_tokens=self._supervisor.context_tokens,
             reason=self._supervisor.reason,
             cause=self._supervisor.cause,
+            host=self._host,
+            pid=os.getpid(),
         )
 
     def _rejects_batches(self) -> bool:

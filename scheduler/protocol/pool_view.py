@@ -78,7 +78,7 @@ class GpuReading(msgspec.Struct, array_like=True, frozen=True):
     """A worker's GPU as reported by its driver: `utilization` 0..1, memory in MiB, temperature in degrees Celsius.
 
     `ecc_uncorrected`: memory errors since the driver was loaded. `fault`: why it must not get requests, or "". `note`: a
-    memory problem that the operator should know, although the GPU works.
+    memory problem that the operator should know, although the GPU works. `name`: its model. `address`: its PCI bus id.
     """
 
     utilization: float
@@ -88,6 +88,8 @@ class GpuReading(msgspec.Struct, array_like=True, frozen=True):
     ecc_uncorrected: int
     fault: str = ""
     note: str = ""
+    name: str = ""
+    address: str = ""
 
 
 class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
@@ -124,6 +126,8 @@ class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
     context_tokens: int = 0  # The most of prompt and output together; 0: not known, or not counted in tokens.
     reason: str = ""  # Why its model's server is not available, or what is wrong with it; "": nothing.
     cause: str = ""  # The cause of `reason`, one of a fixed list; "": none, or not known.
+    host: str = ""  # The name of its host; "": not reported, as by older workers.
+    pid: int = 0  # Its process id on that host.
 
 
 class WorkerView(WorkerReport, array_like=False, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from integration.dashboard_fixtures import acting_stack
 from integration.gateway_fixtures import LiteralCatalog, Stack, model
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.snapshot import Customer
+from scheduler.protocol.pool_view import GpuReading, WorkerReport
 
 __all__ = ["database_url", "db", "postgres_server"]
 
@@ -23,6 +24,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 
 AXE = (Path(__file__).parent / "axe.min.js").read_text("utf-8")
 BUDGET_BYTES = 300_000
+ELSEWHERE = WorkerReport(
+    *("far", "failed", 0.0, 0, 0.0, 0.0, "simulated", "v1"),
+    gpu=GpuReading(0.5, 1, 2, 50, 0, name="NVIDIA H100", address="00000000:3B:00.0"),
+    model_pid=4712,
+    host="node-1",
+    pid=4711,
+)
 HOSTILE = "<img src=x onerror=alert(1)>"
 TRANSFERRED = (
     "[...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]"
@@ -114,6 +122,15 @@ async def test_no_state_violates_a_rule_of_axe(
         await tab.until(
             "document.getElementById('details').textContent.includes('Events of the last hour')", "the worker"
         )
+        facts = await tab.value("document.querySelector('#details .facts').innerText")
+        assert facts.split("\n") == ["Host", "not reported", "GPU", "none reported"]
+        await stack.worker.presence.worker_beat(ELSEWHERE)
+        await tab.value("location.hash = 'worker=far'; true")
+        await tab.until("document.querySelector('#details .facts')?.innerText.includes('node-1')", "its host", 5.0)
+        facts = await tab.value("document.querySelector('#details .facts').innerText")
+        assert facts.split("\n") == [
+            *("Host", "node-1", "Process", "4711", "Model process", "4712", "GPU", "NVIDIA H100, 00000000:3B:00.0"),
+        ]
         found["worker"] = await violations(tab)
         await stack.worker.heartbeat("worker-2")
         await tab.value("location.hash = ''; true")

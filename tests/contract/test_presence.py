@@ -74,6 +74,24 @@ async def test_a_silent_worker_is_lost_and_a_stopped_one_is_removed(pool: Pool) 
     assert await pool.client.exists(pool.keys.gpu("w2")) == 0
 
 
+async def test_heartbeats_of_other_versions_are_read(pool: Pool) -> None:
+    """Fields that an older worker does not report have their defaults; those that only a newer one reports are skipped."""
+    own = msgspec.structs.replace(report(), host="node-1", pid=4711)
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(own))
+    for worker, sent in (("old", fields[:8]), ("own", fields), ("new", [*fields, "more"])):
+        await pool.worker_beats(worker)
+        packed = msgspec.msgpack.encode([worker, *sent[1:]])
+        await pool.client.hset(pool.keys.gpu(worker), "beat", packed)  # type: ignore[misc]
+
+    view = await pool.presence.observe(TIERS)
+
+    assert {each.id: (each.model_version, each.host, each.pid) for each in view.workers} == {
+        "old": ("v1", "", 0),
+        "own": ("v1", "node-1", 4711),
+        "new": ("v1", "node-1", 4711),
+    }
+
+
 async def test_after_a_loss_of_redis_the_last_count_is_valid_for_a_second(pool: Pool) -> None:
     """Until all workers have sent a heartbeat; otherwise no batch would be formed, and requests would be shed."""
     now_s = 100.0

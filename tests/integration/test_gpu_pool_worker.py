@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
@@ -86,6 +87,7 @@ async def test_a_slow_worker_leaves_its_requests_to_others(
 
     last = await eventually(measured, "the time of the model is reported")
     assert (view.healthy, view.timeout_ms, view.model_pid) == (False, 300, last.model_pid)
+    assert (view.host, view.pid) == (socket.gethostname(), slow.process.pid)
     assert (reply.output, reply.worker_id, reply.attempts) == ("olleh", "fast", 1)
     assert 20 <= (await fast.reaches("ready")).model_ms < 300
 

@@ -32,10 +32,13 @@ def test_gpu_of_a_model(backend: str, device: str, visible: str | None, place: s
 
 
 def test_unsupported_values_are_zero() -> None:
-    """Some cards report no ECC, memory or utilization; that is no fault."""
+    """Some cards report no ECC, memory, utilization or name; that is no fault."""
     nvml = FakeNvml()
-    assert NvmlGpu(nvml, "0").read() == GpuReading(0.97, 3072, 81920, 61, 0, "")
+    assert NvmlGpu(nvml, "0").read() == GpuReading(
+        0.97, 3072, 81920, 61, 0, "", name="NVIDIA H100", address="00000000:3B:00.0"
+    )
     names = ("TotalEccErrors", "UtilizationRates", "MemoryInfo", "RetiredPagesPendingStatus", "RemappedRows")
+    names += ("Name", "PciInfo")
     nvml.failing = {f"nvmlDeviceGet{name}": nvml.NVML_ERROR_NOT_SUPPORTED for name in names}
 
     assert NvmlGpu(nvml, "GPU-1").read() == GpuReading(0.0, 0, 0, 61, 0, "")

@@ -50,7 +50,7 @@ class TierState(msgspec.Struct, frozen=True):
 
 
 class GpuState(msgspec.Struct, frozen=True):
-    """A worker's GPU as reported by its driver."""
+    """A worker's GPU as reported by its driver. `name` and `address`: as in GpuReading."""
 
     utilization: float
     memory_used_mb: int
@@ -58,6 +58,8 @@ class GpuState(msgspec.Struct, frozen=True):
     temperature_c: int
     fault: str
     note: str = ""
+    name: str = ""
+    address: str = ""
 
 
 class CustomerState(msgspec.Struct, frozen=True):
@@ -75,7 +77,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     that may run at a time, 0 if it runs batches.
 
     `capacity_rps`: its part of its pool's capacity. `cordoned`: according to PostgreSQL, it must not claim batches. `reason` and
-    `cause`: as in WorkerReport.
+    `cause`: as in WorkerReport, as are `host` and `pid`.
     """
 
     id: str
@@ -98,6 +100,8 @@ class WorkerState(msgspec.Struct, frozen=True):
     slots_source: str = ""
     reason: str = ""
     cause: str = ""
+    host: str = ""
+    pid: int = 0
 
 
 class DashboardEvent(msgspec.Struct, frozen=True, array_like=True):

@@ -116,12 +116,22 @@ const Details = (() => {
     ];
   }
 
+  // Where to find the worker. Older workers do not report it.
+  function machine({ host, pid, model_pid: modelPid, gpu }) {
+    return [
+      ["Host", host || "not reported"],
+      ["Process", pid ? String(pid) : ""],
+      ["Model process", modelPid ? String(modelPid) : ""],
+      ["GPU", gpu ? [gpu.name || "not reported", gpu.address].filter(Boolean).join(", ") : "none reported"],
+    ];
+  }
+
   function worker(name) {
     const found = state?.workers.filter((each) => each.id === name) ?? [];
     const problems = (state?.problems ?? []).filter((each) => each.reason.includes(name));
     const events = PastHour.eventsWithin(3600000, "").filter(([, , text]) => text.includes(name)).reverse();
     return [
-      ...found.flatMap(Workers.facts),
+      ...found.flatMap((each) => [...Workers.facts(each), list(machine(each))]),
       ...(found.length ? [] : [element("p", "No worker with this id was seen in the last five minutes.", "bad")]),
       ...problems.flatMap((each) => [sentence("p", each.reason, "bad"), sentence("p", each.action)]),
       ...table("Events of the last hour", ["Time", "Event"], events.map(([at, , text]) => [clock(at), sentence("span", text)])),
