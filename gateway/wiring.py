@@ -61,7 +61,7 @@ from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Identity
 from ratelimit.limits import AUXILIARY
 from scheduler.body_store import BodyStore
-from scheduler.protocol.history import HistoryStore
+from scheduler.protocol.history import HOUR, WEEK, HistoryStore
 from scheduler.redis_client.keys import DEFAULT_CELL, cell_of
 
 API_FORMATS = {
@@ -127,7 +127,9 @@ class GatewayParts(PoolParts):
         self.snapshots = DashboardSnapshots(
             HealthCollector(catalog, self.pools, self.drain_state, self.authenticator),
             catalog,
-            DashboardHistory(HistoryStore(self._client, self._keys, config.gateway_id)),
+            DashboardHistory(
+                *(HistoryStore(self._client, self._keys, config.gateway_id, kept) for kept in (HOUR, WEEK))
+            ),
             config.gateway_id,
             installation=config.installation,
             batches=self.batches.open_batches,
@@ -324,6 +326,7 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
     routes.add("POST", "/internal/dashboard/session", dashboard.log_in)
     routes.add("DELETE", "/internal/dashboard/session", dashboard.log_out)
     routes.add("GET", "/internal/dashboard/events", dashboard.events)
+    routes.add("GET", "/internal/dashboard/history", dashboard.history)
     routes.add("GET", "/internal/dashboard/customers/{id}", parts.lookups.customer)
     routes.add("GET", "/internal/dashboard/requests/{id}", parts.lookups.request)
     routes.add("POST", "/internal/dashboard/workers/cordon", cordons.cordon)

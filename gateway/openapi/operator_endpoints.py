@@ -8,7 +8,7 @@ from gateway.http.response import JSON
 from gateway.http.sse import EVENTS
 from gateway.http.static import HTML
 from gateway.metrics.exposition import METRICS_TYPE
-from gateway.openapi.endpoint_kinds import ANY_PATH_ERRORS, operator_endpoint, probe_endpoint, static_page
+from gateway.openapi.endpoint_kinds import ANY_PATH_ERRORS, PRINTABLE, operator_endpoint, probe_endpoint, static_page
 from gateway.openapi.model import ApiEndpoint, Parameter
 from gateway.openapi.schemas import NOT_EMPTY, only
 from gateway.operations.action_bodies import (
@@ -20,7 +20,8 @@ from gateway.operations.action_bodies import (
     Requeued,
     UncordonBody,
 )
-from gateway.operations.dashboard.page import ASSETS, CSS, HTML_HEADERS, ICON, SCRIPT, Session
+from gateway.operations.dashboard.history_points import HistoryPoint
+from gateway.operations.dashboard.page import ASSETS, CSS, DAYS, HTML_HEADERS, ICON, SCRIPT, Session
 from gateway.operations.dashboard.state import DashboardState
 from gateway.operations.endpoints import RequestTimeline
 from gateway.operations.health.pool_state import HealthNow
@@ -72,6 +73,16 @@ DASHBOARD: tuple[ApiEndpoint, ...] = (
             "With `Accept: text/event-stream`: first the event `history` with the last 60 minutes, of one pool with "
             "`?pool=`, then `state` every second, or at once when a worker is lost. Otherwise one document. A browser sends its cookie instead of the "
             "token."
+        ),
+    ),
+    operator_endpoint(
+        "/internal/dashboard/history",
+        "The history of the dashboard over days",
+        {200: ("One point for each five minutes, the oldest first.", list[HistoryPoint])},
+        ErrorCode.INVALID_REQUEST,
+        parameters=(
+            Parameter("days", "query", "The number of days until now, 7 by default.", only(*DAYS)),
+            Parameter("pool", "query", "The pool; without it, the figures are those of all pools.", PRINTABLE),
         ),
     ),
     operator_endpoint(

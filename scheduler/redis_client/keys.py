@@ -187,7 +187,10 @@ KEYS = (
     RedisKey("rl:shared", "set", "customers with parts of their limits in this cell", "allot", "7 days"),
     RedisKey("allotter", "hash", "the allotter that sets these parts, and its last call", "allot", "7 days"),
     RedisKey("history", "list", "points of the dashboard's charts, newest 1,800", "gateway", "60 min from the newest"),
-    RedisKey("history_turn", "string", "gateway that writes `history`", "gateway", "5 s"),
+    RedisKey(
+        "history_week", "list", "the same of five minutes each, newest 2,016", "gateway", "7 days from the newest"
+    ),
+    RedisKey("history_turn", "string", "gateway that writes `history` and `history_week`", "gateway", "5 s"),
     RedisKey("pools", "set", "pools to serve", "scheduler"),
     RedisKey("protocol", "string", "version of the stored data", "first process"),
     RedisKey("quotas_told", "string", "epoch for which quotas were restored from the audit", "quota_restore"),
@@ -280,6 +283,7 @@ class Keys:
         self.protocol = tag + "protocol"  # Shared by all pools.
         self.damaged = self.prefix + "damaged"
         self.history = self.prefix + "history"
+        self.history_week = self.prefix + "history_week"
         self.history_turn = self.prefix + "history_turn"
         self.healthy_gpu_count = self.prefix + "healthy_gpu_count"
         self.notices = self.prefix + "notices"

@@ -6,16 +6,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from browser.test_dashboard import LEVEL, WORKERS, log_in
 from chromium import Tab, chromium
 from eventually import eventually
+from gateway.operations.dashboard.history_points import history_point
+from gateway.operations.dashboard.state import DashboardEvent
 from integration.dashboard_fixtures import acting_stack
 from integration.gateway_fixtures import LiteralCatalog, Stack, model
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.snapshot import Customer
+from scheduler.protocol.history import WEEK
 from scheduler.protocol.pool_view import GpuReading, WorkerReport
 
 __all__ = ["database_url", "db", "postgres_server"]
@@ -31,6 +36,7 @@ ELSEWHERE = WorkerReport(
     host="node-1",
     pid=4711,
 )
+NONE = "\N{EN DASH}"
 HOSTILE = "<img src=x onerror=alert(1)>"
 TRANSFERRED = (
     "[...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]"
@@ -226,16 +232,22 @@ async def test_errors_are_shown_by_code_and_tier_and_workers_by_cause(
     ):
         await opened(tab)
         assert await tab.value("document.getElementById('no-errors').innerText") == "None."
-        for tier_name, body in (("free", {"input": ""}), ("free", {"input": ""}), ("paid", {"input": "x", "model": "no"})):
+        for tier_name, body in (
+            ("free", {"input": ""}),
+            ("free", {"input": ""}),
+            ("paid", {"input": "x", "model": "no"}),
+        ):
             assert (await stack.infer(body, tier_name))[0] in (400, 404)
         cells = "[...document.querySelectorAll('#errors tr')].map((row) => [...row.children].map((each) => each.textContent))"
         await tab.until(f"{cells}.length === 3", "both codes", 5.0)
         assert await tab.value(cells) == [
             ["Code", "enterprise", "paid", "free", "all"],
-            ["invalid_request", "–", "–", "2", "2"],
-            ["model_not_found", "–", "1", "–", "1"],
+            ["invalid_request", NONE, NONE, "2", "2"],
+            ["model_not_found", NONE, "1", NONE, "1"],
         ]
-        assert (await tab.value("document.querySelector('#errors tbody a').href")).endswith("/docs#error-invalid_request")
+        assert (await tab.value("document.querySelector('#errors tbody a').href")).endswith(
+            "/docs#error-invalid_request"
+        )
         for number in range(2, 6):
             await stack.worker.heartbeat(f"worker-{number}", "failed")
         causes = "document.getElementById('causes').innerText"
@@ -243,6 +255,39 @@ async def test_errors_are_shown_by_code_and_tier_and_workers_by_cause(
         reasons = await tab.value("document.getElementById('reasons').textContent")
         assert "4 of 5 GPUs are not healthy: 4 workers are failed, last seen" in reasons
         assert await violations(tab) == []
+        assert tab.faults == []
+
+
+async def test_the_charts_show_days(client: Redis, redis_url: str, database_url: str, tmp_path: Path) -> None:
+    """24 hours and 7 days, from the points of five minutes; success rates and events are those of the range, events with their day."""
+    async with (
+        acting_stack(client, redis_url, database_url) as stack,
+        chromium(tmp_path, f"{stack.url}/internal/dashboard?range=10080") as tab,
+    ):
+        await resize(tab, 1400, 900)
+        await log_in(tab)
+        await tab.until("document.querySelectorAll('.worker').length > 0", "the first state")
+        history = stack.gateway.snapshots.history
+        latest = (await stack.gateway.snapshots.current()).state
+        tiers = [replace(tier, out_rps=9.0, failed_rps=1.0) for tier in latest.tiers]
+        for step in range(WEEK.max_points, 0, -1):
+            at_ms = latest.at_ms - step * WEEK.step_ms
+            events = [DashboardEvent(at_ms, "bad", "gpu-9 was lost.", "loss")] if step == 600 else []
+            history.week._points[at_ms // WEEK.step_ms] = msgspec.msgpack.encode(
+                history_point(replace(latest, at_ms=at_ms, tiers=tiers), events)
+            )
+        await tab.value("document.querySelector('[data-range=\"10080\"]').click(); true")
+        await tab.until("Past.within(7 * 864e5).length > 2000", "the week", 10.0)
+        assert await tab.value("document.querySelector('#tiers tbody').textContent.includes('90.00 %')")
+        event = "[...document.querySelectorAll('#events li')].find((each) => each.textContent.includes('gpu-9'))"
+        assert re.match(r"\d+ \w{3,4} \d\d:\d\d:\d\d", await tab.value(f"{event}.querySelector('time').textContent"))
+        assert await tab.value("location.search") == "?range=10080"
+        assert await violations(tab) == []
+
+        await tab.value("document.querySelector('[data-range=\"1440\"]').click(); true")
+        await tab.until("Past.within(864e5)[0].at > Date.now() - 864e5 - 6e5", "the last day")
+        assert not await tab.value(f"{event} !== undefined")
+        assert await tab.value("document.querySelectorAll('canvas').length") == 6
         assert tab.faults == []
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.operations.dashboard import subscribers as dashboard_subscribers
+from gateway.operations.dashboard.history_points import history_point
 from gateway.operations.dashboard.page import ASSETS
 from gateway.operations.session import COOKIE, LASTS_S, issue
 from integration.dashboard_fixtures import BASE, BEARER, act, acting_stack, browser, call, groups, record
@@ -23,6 +25,7 @@ from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
 from integration.ledger_fixtures import database_url, db, postgres_server
 from scheduler.payload import decode_payload
 from scheduler.protocol.batches import ClaimedRequest, Outcome
+from scheduler.protocol.history import WEEK
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from tierlane_local.embedded.redis import EmbeddedRedis
@@ -90,6 +93,20 @@ async def test_the_session_cookie_opens_the_dashboard_only(stack: Stack) -> None
         assert response.status == 401
     _, headers, _ = await call(stack, "/session", "DELETE", Cookie=cookie)
     assert headers["set-cookie"].startswith("tierlane_session=; Path=/internal/dashboard; Max-Age=0")
+
+
+async def test_the_history_of_days(stack: Stack) -> None:
+    """Points of five minutes in the form of the event `history`, of one pool if named; a number of days that is not kept is refused."""
+    snapshots = stack.gateway.snapshots
+    state = (await snapshots.current()).state
+    hour = [history_point(replace(state, at_ms=state.at_ms - ago), []) for ago in (2 * WEEK.step_ms, WEEK.step_ms, 0)]
+    await snapshots.history.week.add(hour, writes=False)
+
+    status, _, text = await call(stack, "/history?days=1&pool=default", **BEARER)
+    assert (status, [row[0] for row in json.loads(text)]) == (200, [each.at_ms for each in hour[:2]])
+    status, _, text = await call(stack, "/history?days=8", **BEARER)
+    assert (status, json.loads(text)["error"]["param"]) == (400, "days")
+    assert (await call(stack, "/history"))[0] == 401
 
 
 async def test_failed_logins_are_limited(stack: Stack) -> None:

@@ -117,12 +117,19 @@ CASES: dict[str, dict[str, Any]] = {
     "an endpoint": {"observation": observation(worker(1), changed(lost(2, "away"), reason=NO_KEY))},
     "an endpoint of many workers": {
         "observation": observation(
-            worker(1), *(changed(lost(n, "away"), reason=NO_KEY, cause="key_rejected") for n in range(2, 14)), LOST, DOWN
+            worker(1),
+            *(changed(lost(n, "away"), reason=NO_KEY, cause="key_rejected") for n in range(2, 14)),
+            LOST,
+            DOWN,
         )
     },
-    "many lost workers": {"observation": observation(worker(1), *(changed(LOST, id=f"gpu-{n}", age_ms=2000.0 - 90 * n) for n in range(7)))},
+    "many lost workers": {
+        "observation": observation(worker(1), *(changed(LOST, id=f"gpu-{n}", age_ms=2000.0 - 90 * n) for n in range(7)))
+    },
     "many causes": {
-        "observation": observation(worker(1), *(changed(lost(n, "failed"), reason=f"Exit code {n}.") for n in range(2, 9)))
+        "observation": observation(
+            worker(1), *(changed(lost(n, "failed"), reason=f"Exit code {n}.") for n in range(2, 9))
+        )
     },
     "silent endpoints": {"observation": observation(*(changed(worker(n), reason=SILENT) for n in range(1, 9)))},
     "a silent endpoint": {"observation": observation(changed(worker(1), reason=SILENT), worker(2))},
@@ -180,7 +187,9 @@ CASES: dict[str, dict[str, Any]] = {
         "direct": replace(INACTIVE, unreachable=(Unreachable("worker-1", "host:81", "host:81 refuses connections."),))
     },
     "breakers": {
-        "direct": replace(INACTIVE, breakers={"redis": "closed", "worker-2": "open", "worker-3": "half_open", "w": "closed"})
+        "direct": replace(
+            INACTIVE, breakers={"redis": "closed", "worker-2": "open", "worker-3": "half_open", "w": "closed"}
+        )
     },
     "a breaker": {"direct": replace(INACTIVE, breakers={"redis": "closed", "worker-2": "open"})},
     "a stop of this gateway": {"leaving": True, "open_requests": 2},

@@ -59,7 +59,10 @@ def stats(gateway: str, scale: float, *tiers: str) -> GatewayStats:
         batches_per_second=4.0,
         filled_per_second=round(3.0 / scale, 3),
         busiest=[CustomerRate("acme", "free", 3.3 * scale), CustomerRate(f"of-{gateway}", "gold", scale)],
-        outcomes={name: TierOutcomes(90, 10, 590, {"internal_error": 10}, (500, 3), (6000, 70), {"queue_full": 7}) for name in tiers},
+        outcomes={
+            name: TierOutcomes(90, 10, 590, {"internal_error": 10}, (500, 3), (6000, 70), {"queue_full": 7})
+            for name in tiers
+        },
         gpu_ms={"free": 900.0 * scale, "gold": 120.5},
         gpu_times=[
             CustomerGpuTime("acme", "free", 1.0, 600.25 * scale, 2.0, 20),
@@ -128,7 +131,9 @@ def block(title: str, given: Mapping[str, HealthInputs]) -> str:
     document = health_document(whole, states, {"west"}, "prod-eu")
     rows = [row for row in ROWS if row.name in whole["tiers"]]
     batches = OpenBatches(2, 30)
-    first = state(pools, whole, rows, at_ms=AT_MS, gateway="g1", installation="prod-eu", cordoned=["worker-2"], batches=batches)
+    first = state(
+        pools, whole, rows, at_ms=AT_MS, gateway="g1", installation="prod-eu", cordoned=["worker-2"], batches=batches
+    )
     one = dict(list(pools.items())[:1])
     last = state(one, states[next(iter(one))], rows, at_ms=AT_MS + STEP_MS, gateway="g1")
     points = [history_point(each, []) for each in (first, last)]

@@ -5,6 +5,7 @@ with every request. The files are in gateway/static/dashboard. The page loads no
 scripts. Charts are drawn by uPlot, which is included with its licence; without it, the page shows figures only.
 """
 
+import asyncio
 from importlib.resources import files
 from typing import TypedDict
 
@@ -28,6 +29,9 @@ ASSETS = {
     if name.endswith(suffix)
 }
 """The files of the page -> media type."""
+
+DAY_MS = 86_400_000
+DAYS = tuple(map(str, range(1, 8)))
 
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
 HTML_HEADERS: Headers = [
@@ -83,6 +87,22 @@ class Dashboard:
         stream = EventStream(lambda stream: subscribers.serve(stream, self._snapshots.opening(pool), lasts_s))
         stream.headers.append(("x-request-id", call.request_id))
         return stream
+
+    async def history(self, call: RoutedRequest) -> HttpResponse:
+        """The history of some days, of one pool if named. Raises RequestError `invalid_request`."""
+        self._session_auth.check(call)
+        query = call.request.query
+        if (days := query.get("days", "7")) not in DAYS:
+            raise RequestError(ErrorCode.INVALID_REQUEST, "days must be 1 to 7.", "days")
+        latest = await self._snapshots.current()
+        week, first_ms, pool = (
+            self._snapshots.history.week,
+            latest.state.at_ms - int(days) * DAY_MS,
+            query.get("pool", ""),
+        )
+        # Thousands of points are decoded.
+        points = await asyncio.to_thread(lambda: [point.of_pool(pool) for point in week.since(first_ms)])
+        return uncached(call, points)
 
     async def asset(self, call: RoutedRequest) -> HttpResponse:
         """A file of the page. Files contain no data and need no token. Raises RequestError `not_found`."""

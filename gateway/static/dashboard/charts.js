@@ -4,6 +4,7 @@
 
 const Charts = (() => {
   const SYNC = "tierlane";
+  const DAY_MS = 24 * 60 * 60 * 1000;
   const drawn = {};
   let view = { rangeMs: 900000, log: false, events: [] };
 
@@ -47,13 +48,18 @@ const Charts = (() => {
     return ticks;
   }
 
+  // Clock times; over several days, one date for each day.
+  function timeAxis() {
+    return view.rangeMs > DAY_MS ? { values: "{MMM} {D}", incrs: [DAY_MS / 1000] } : { values: "{HH}:{mm}" };
+  }
+
   function options(place, series, unit, canLog) {
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
     return {
       width: place.clientWidth,
       height: place.clientHeight,
-      series: [{ label: "time", value: "{HH}:{mm}:{ss}" }, ...series.map((each) => ({ value: valueText(unit), ...each }))],
-      axes: [{ ...axis, size: 32, values: "{HH}:{mm}" }, { ...axis, ...(canLog && view.log ? { splits: logTicks, filter: (plot, ticks) => ticks } : {}), size: 56, values: (plot, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick))) }],
+      series: [{ label: "time", value: view.rangeMs > DAY_MS ? "{MMM} {D} {HH}:{mm}" : "{HH}:{mm}:{ss}" }, ...series.map((each) => ({ value: valueText(unit), ...each }))],
+      axes: [{ ...axis, size: 32, ...timeAxis() }, { ...axis, ...(canLog && view.log ? { splits: logTicks, filter: (plot, ticks) => ticks } : {}), size: 56, values: (plot, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick))) }],
       scales: { x: { range: (plot, low, high) => [high - view.rangeMs / 1000, high] }, y: valueScale(unit, canLog) },
       cursor: { drag: { x: false, y: false }, sync: { key: SYNC, setSeries: false }, points: { size: 6 } },
       legend: { live: true },

@@ -3,7 +3,9 @@
 
 (() => {
   const BASE = "/internal/dashboard";
-  const RANGES = [5, 15, 60];
+  const DAY = 24 * 60;
+  const RANGES = [5, 15, 60, DAY, 7 * DAY];
+  const DAYS_EVERY_MS = 5 * 60 * 1000;
   const by = (id) => document.getElementById(id);
   const { element, clock } = Format;
   const query = new URLSearchParams(location.search);
@@ -22,14 +24,24 @@
   function receiveState(message) {
     state = JSON.parse(message.data);
     receivedAt = performance.now();
-    PastHour.add(state, figures());
+    Past.add(state, figures());
     show();
+  }
+
+  // The history of days, for ranges longer than an hour. Without it, the hour is shown.
+  async function loadDays() {
+    if (minutes < DAY || document.hidden) return;
+    const wanted = `${BASE}/history?days=${minutes / DAY}&pool=${encodeURIComponent(pool)}`;
+    const rows = await fetch(wanted).then((answer) => (answer.ok ? answer.json() : null)).catch(() => null);
+    if (!rows) return;
+    Past.loadDays(rows);
+    if (state) showCharts();
   }
 
   function connect() {
     if (source || document.hidden) return;
     source = new EventSource(`${BASE}/events${pool ? `?pool=${encodeURIComponent(pool)}` : ""}`);
-    source.addEventListener("history", (message) => PastHour.load(JSON.parse(message.data)));
+    source.addEventListener("history", (message) => Past.load(JSON.parse(message.data)));
     source.addEventListener("state", receiveState);
     source.addEventListener("error", () => {
       if (source && source.readyState === EventSource.CLOSED) rejected();
@@ -66,8 +78,8 @@
 
   function showCharts() {
     const rangeMs = minutes * 60000;
-    const points = PastHour.within(rangeMs);
-    const events = PastHour.eventsWithin(rangeMs, pool);
+    const points = Past.within(rangeMs);
+    const events = Past.eventsWithin(rangeMs, pool);
     options(by("latency-tier"), figures().tiers.map((tier) => tier.name));
     Tiers.show(figures(), points);
     Events.show(events);
@@ -109,6 +121,7 @@
 
   function chooseRange(value) {
     minutes = Number(value);
+    loadDays();
     remember("range", minutes === 15 ? "" : value);
     choose("range", value);
   }
@@ -124,6 +137,7 @@
     remember("pool", pool);
     disconnect();
     connect();
+    loadDays();
   }
 
   for (const button of document.querySelectorAll("#toolbar [data-range]")) button.addEventListener("click", () => chooseRange(button.dataset.range));
@@ -136,11 +150,12 @@
   });
   addEventListener("resize", () => state && showCharts());
   addEventListener("hashchange", () => state && showCharts()); // The charts may have been hidden.
-  document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect()));
+  document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : (connect(), loadDays())));
   document.body.classList.toggle("wall", wall);
   chooseRange(String(minutes));
   chooseAxis(log ? "log" : "linear");
   Details.open();
   setInterval(showAge, 500);
+  setInterval(loadDays, DAYS_EVERY_MS);
   connect();
 })();

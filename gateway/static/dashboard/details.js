@@ -129,7 +129,7 @@ const Details = (() => {
   function worker(name) {
     const found = state?.workers.filter((each) => each.id === name) ?? [];
     const problems = (state?.problems ?? []).filter((each) => each.reason.includes(name));
-    const events = PastHour.eventsWithin(3600000, "").filter(([, , text]) => text.includes(name)).reverse();
+    const events = Past.eventsWithin(3600000, "").filter(([, , text]) => text.includes(name)).reverse();
     return [
       ...found.flatMap((each) => [...Workers.facts(each), list(machine(each))]),
       ...(found.length ? [] : [element("p", "No worker with this id was seen in the last five minutes.", "bad")]),

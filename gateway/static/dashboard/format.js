@@ -48,7 +48,9 @@ const Format = (() => {
   const count = (value) => (value >= 100 ? Math.round(value) : Math.round(value * 10) / 10).toLocaleString("en");
   const percent = (value) => `${Math.round(value * 100)} %`;
   const time = (ms) => (ms >= 10000 ? `${Math.round(ms / 1000)} s` : ms >= 1000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms)} ms`);
-  const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
+  const day = (ms) => new Date(ms).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  // With the day unless it is today.
+  const clock = (ms) => `${day(ms) === day(Date.now()) ? "" : `${day(ms)} `}${new Date(ms).toLocaleTimeString("en-GB")}`;
   const shedShare = (tier) => (tier.shed_rps > 0 ? Math.min(1, tier.shed_rps / Math.max(tier.in_rps, tier.shed_rps)) : 0);
 
   return { element, coded, sentence, viewLink, codeLink, replace, count, percent, time, clock, shedShare };

@@ -24,7 +24,7 @@ const Tiers = (() => {
 
   // Never rounded up to 100 %.
   function successCell(points, name) {
-    const share = PastHour.successRate(points, name);
+    const share = Past.successRate(points, name);
     if (share === null) return ["–", "soft"];
     return [`${(Math.floor(share * 10000) / 100).toFixed(2)} %`, share >= GOOD ? "" : share >= FAIR ? "warn" : "bad"];
   }
