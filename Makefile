@@ -27,7 +27,7 @@ CLIENTS_READY := tests/clients/node_modules/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench bench-continuous bench-instructions browser clients floor surroundings chaos lock grpc docs docs-site clean
+.PHONY: help install up test lint types bench bench-continuous bench-instructions browser pictures clients floor surroundings chaos lock grpc docs docs-site clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,9 @@ bench-instructions: $(INSTALLED) ## Count the instructions of a request by role,
 
 browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which must be installed
 	$(BIN)/python -m pytest -m browser $(ARGS)
+
+pictures: $(TEST_READY) ## Take the pictures of the dashboard in docs/images anew (four minutes; ARGS="--screens DIR" for all widths)
+	PYTHONPATH=tests $(BIN)/python -m browser.pictures docs/images $(ARGS)
 
 # Programs before a stack, by the groups that tests/e2e/test_programs.py has; 2.3 GB, and 1.4 GB for vLLM.
 CLIENTS ?= npm pip $(OWN_CLIENTS)

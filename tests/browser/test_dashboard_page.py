@@ -314,7 +314,7 @@ OVERPRINTED = """
       return range.getBoundingClientRect().right > box.getBoundingClientRect().right + 8;
     })).map((box) => box.textContent)
 """
-SIZES = {"1024": (1024, 768), "1280": (1280, 720), "1600": (1600, 900), "phone": (390, 844), "wall": (1920, 1080)}
+SIZES = {"360": (360, 740), "1024": (1024, 768), "1280": (1280, 720), "1600": (1600, 900), "phone": (390, 844), "wall": (1920, 1080)}
 
 
 async def test_a_flood_of_reasons_leaves_the_figures_readable(
@@ -335,7 +335,7 @@ async def test_a_flood_of_reasons_leaves_the_figures_readable(
             if name == "wall":
                 await tab.call("Page.navigate", url=f"{stack.url}/internal/dashboard?wall")
                 await tab.until(f"document.body?.className === 'wall' && {WORKERS} > 0", "wall mode")
-            if name in ("1024", "wall"):
+            if name in ("360", "wall"):
                 await tab.value(FLOOD)
             await tab.until("document.querySelectorAll('#reasons li').length === 14", "the reasons")
             header = await tab.value("document.getElementById('status').getBoundingClientRect().height / innerHeight")

@@ -98,8 +98,13 @@ const Charts = (() => {
       known.plot.setData(data);
     }
     const { plot } = drawn[id];
-    if (plot.cursor.left === undefined || plot.cursor.left < 0) plot.setLegend({ idx: data[0].length - 1 });
-    requestAnimationFrame(() => fit(plot, place)); // uPlot lays its legend out in a microtask.
+    // uPlot lays its legend out in a microtask, without values if the chart is new or its size changes.
+    const showLatest = () => (plot.cursor.left === undefined || plot.cursor.left < 0) && plot.setLegend({ idx: data[0].length - 1 });
+    showLatest();
+    requestAnimationFrame(() => {
+      fit(plot, place);
+      queueMicrotask(showLatest);
+    });
   }
 
   const times = (points) => points.map((point) => point.at / 1000);

@@ -7,7 +7,7 @@
   const RANGES = [5, 15, 60, DAY, 7 * DAY];
   const DAYS_EVERY_MS = 5 * 60 * 1000;
   const by = (id) => document.getElementById(id);
-  const { element, clock } = Format;
+  const { element, clock, processName } = Format;
   const query = new URLSearchParams(location.search);
   const wall = query.has("wall") || query.get("tv") === "1"; // tv: the name in earlier versions.
   let source = null;
@@ -101,7 +101,7 @@
     DeadLetters.show(state);
     Customers.show(state.customers);
     Details.show(state);
-    by("source").textContent = `As ${state.gateway} reports at ${clock(state.at_ms)}. Gateways: ${state.gateways.join(", ") || "none"}.`;
+    by("source").textContent = `As ${processName(state.gateway)} reports at ${clock(state.at_ms)}. Gateways: ${state.gateways.map(processName).join(", ") || "none"}.`;
   }
 
   // --- controls -------------------------------------------------------------------------------------------------------

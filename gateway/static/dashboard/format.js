@@ -51,7 +51,9 @@ const Format = (() => {
   const day = (ms) => new Date(ms).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
   // With the day unless it is today.
   const clock = (ms) => `${day(ms) === day(Date.now()) ? "" : `${day(ms)} `}${new Date(ms).toLocaleTimeString("en-GB")}`;
+  // The id of a gateway ends with 32 hexadecimal digits.
+  const processName = (id) => id.replace(/-[0-9a-f]{32}$/, "");
   const shedShare = (tier) => (tier.shed_rps > 0 ? Math.min(1, tier.shed_rps / Math.max(tier.in_rps, tier.shed_rps)) : 0);
 
-  return { element, coded, sentence, viewLink, codeLink, replace, count, percent, time, clock, shedShare };
+  return { element, coded, sentence, viewLink, codeLink, replace, count, percent, time, clock, processName, shedShare };
 })();
