@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from gateway.alerts.service import QuotaAlerts
 from gateway.api.account import FindUsage
 from gateway.auth.authenticator import TokenLookup
 from gateway.config import GatewayConfig
@@ -58,6 +59,7 @@ class Gateway(GatewayParts):
         super().__init__(
             config, catalog, find_stored, find_usage, tokens, connect=connect, traces=traces, schedule=schedule
         )
+        self.alerts = QuotaAlerts(config.jobs, catalog, self._shared.quota_uses, self._shared.counters)
         self._tasks: list[asyncio.Task[None]] = []
         self._edge: EdgeServer | None = None
         self._grpc: GrpcServer | None = None
@@ -91,6 +93,7 @@ class Gateway(GatewayParts):
             "metrics": self.metrics.run,
             **self._shared.body_store.loops(),
             **self.batches.loops(),
+            **self.alerts.loops(),
             **self.loops(),
             **self.authenticator.loops(),
         }
@@ -182,6 +185,7 @@ class Gateway(GatewayParts):
             await self._edge.shutdown(LAST_RESPONSES_S)
         await end_all(self._tasks)
         await self.batches.close()
+        await self.alerts.close()
         await self.actions.close()
         self.metrics.close()
         await self.me.close()

@@ -33,6 +33,7 @@ class JobConfig:
     callback_secret: bytes = field(repr=False)  # Each customer's secret is derived from it.
     shared_signature: bool  # Whether to add a signature of the secret itself, as earlier versions did.
     private_addresses: bool  # Whether callbacks may go to addresses that are not public.
+    alert_url: str  # For alerts of the quotas of all customers; "": none.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.limits.handover import Handover
+from gateway.limits.quota_uses import QuotaUses
 from gateway.limits.rejection_log import RejectionLog
 from gateway.metrics.counters import Counters
 from gateway.pools import Pools
@@ -73,6 +74,7 @@ class Shared:
     traces: RequestTraces | None = None
     schedule: Schedule | None = None
     observations: CellObservations = field(default_factory=CellObservations)
+    quota_uses: QuotaUses = field(default_factory=QuotaUses)
 
 
 class PoolParts:
@@ -236,6 +238,7 @@ class PoolParts:
             accepted_late=self._ended,
             took=partial(self._shared.counters.called, "admit"),
             hold=self.handover.hold,
+            quota_uses=self._shared.quota_uses,
         )
 
     def _subscriber(self) -> ResponseSubscriber:
@@ -308,6 +311,7 @@ class PoolParts:
                 tasks=shared.tasks,
                 hold=self.handover.hold,
                 ask=self.handover.ask,
+                quota_uses=shared.quota_uses,
             )
         )
 

@@ -246,6 +246,7 @@ class EffectiveLimits(NamedTuple):
     metered: bool = False  # Whether a quota counts GPU time, tokens or money.
     key_weight: float = 0.0
     spread: int = 1
+    zone: str = ""  # IANA name of the time zone of its quotas; "": UTC.
 
     @property
     def key_in_cell(self) -> tuple[float, float]:
@@ -300,6 +301,7 @@ class BaseLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     weight: float = 1.0  # The customer's.
     key_weight: float = 0.0  # The key's part of its customer's; 0: that of all keys without a weight together.
     spread: int = 1  # The number of cells that the customer can use (`usable_spread`).
+    zone: str = ""  # IANA name of the time zone of its quotas; "": UTC.
 
 
 def usable_spread(limits: Values, spread: int) -> int:
@@ -322,7 +324,7 @@ def effective(identity: BaseLimits, factor: float = 1.0) -> EffectiveLimits:
     quotas = identity.quotas
     metered = any(is_metered(name) for name, _ in quotas)
     return EffectiveLimits(
-        buckets, key, concurrency, quotas, identity.weight, metered, identity.key_weight, identity.spread
+        buckets, key, concurrency, quotas, identity.weight, metered, identity.key_weight, identity.spread, identity.zone
     )
 
 
@@ -365,9 +367,13 @@ def packed_kinds(costs: dict[str, int], kinds: Sequence[BucketKind] = BUCKETS) -
     return [(k.outcome, *k.fields, k.period_s, costs[k.cost] if k.cost else 0, k.settled) for k in kinds]
 
 
-def packed_limits(limits: EffectiveLimits, meter: Meter | None = None) -> _Packed:
-    """The limits of a customer as Lua reads them: {{kind, rate, size}...}, concurrency, quotas, weight, perhaps meter, key's weight, spread."""
+def packed_limits(limits: EffectiveLimits, meter: Meter | None = None, offsets: Sequence[int] = ()) -> _Packed:
+    """The limits of a customer as Lua reads them: {{kind, rate, size}...}, concurrency, quotas, weight, perhaps meter, key's weight,
+    spread, `offsets` of its time zone (ratelimit/periods.py).
+    """
     packed = packed_buckets(limits.buckets), limits.max_concurrency, limits.quotas, limits.weight
+    if offsets:
+        return (*packed, meter or False, limits.key_weight, limits.spread > 1 and limits.spread, offsets)
     if limits.spread > 1:
         return (*packed, meter or False, limits.key_weight, limits.spread)
     if limits.key_weight > 0:

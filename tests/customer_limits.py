@@ -29,6 +29,7 @@ _NAMES = {
     "weight",
     "key_weight",
     "spread",
+    "zone",
 }
 
 
@@ -44,6 +45,7 @@ def in_force(
     weight: float = 1.0,
     key_weight: float = 0.0,
     spread: int = 1,
+    zone: str = "",
 ) -> EffectiveLimits:
     """Limits in force; 0 means that there is no such limit."""
     buckets = [Bucket(REQUEST_BUCKET, rate, burst)]
@@ -51,7 +53,7 @@ def in_force(
         buckets.append(Bucket(TOKEN_BUCKET, tokens_per_minute, tokens_per_minute))
     key = Bucket(REQUEST_BUCKET, key_rate, key_burst) if key_rate else None
     return EffectiveLimits(
-        tuple(buckets), key, max_concurrency, tuple(quotas), weight, key_weight=key_weight, spread=spread
+        tuple(buckets), key, max_concurrency, tuple(quotas), weight, key_weight=key_weight, spread=spread, zone=zone
     )
 
 

@@ -102,5 +102,9 @@ def given_fields(body: msgspec.Struct) -> dict[str, Any]:
 
 
 def _type(column: Column[Any]) -> Any:
-    kind = _TYPES[type(column.type)]
+    kind = (
+        list[float]
+        if isinstance(column.type, ARRAY) and isinstance(column.type.item_type, Double)
+        else _TYPES[type(column.type)]
+    )
     return Annotated[kind | None if column.nullable else kind, Meta(description=column.comment)]

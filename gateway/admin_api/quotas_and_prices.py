@@ -14,8 +14,18 @@ from ledger.admin.changes import Row, fetch_one, find, missing, remove
 from ledger.admin.columns import settable
 from ledger.admin.customers import set_quota
 from ledger.admin.errors import QUOTA_FORMS
-from ledger.admin.rows import find_customer, list_prices, list_quotas, list_tiers, remove_price, set_price
+from ledger.admin.rows import (
+    find_customer,
+    list_alerts,
+    list_prices,
+    list_quotas,
+    list_tiers,
+    remove_price,
+    set_price,
+    shown_alert,
+)
 from ledger.admin.values import time_of
+from ledger.schema.audit import quota_alerts
 from ledger.schema.catalog import customers, prices, quotas, tiers
 
 _QUOTA = {"id": "The number of the quota."}
@@ -25,9 +35,10 @@ MOST_ID = 2**63 - 1
 QuotaInList = row_type("QuotaInList", quotas, [("customer", str | None)])
 QuotaRow = row_type("QuotaRow", quotas)
 PriceRow = row_type("PriceRow", prices, [("state", str)])
+AlertRow = row_type("QuotaAlert", quota_alerts, [("customer", str), ("unit", str)])
 NewQuota = body_type(
     "NewQuota",
-    [],
+    settable(quotas),
     [
         text_field("customer", "The customer, by name or id; or `tier`."),
         text_field("tier", "Each customer of this tier has it; or `customer`."),
@@ -60,10 +71,20 @@ async def get_quota(call: AdminCall) -> AdminResult:
 
 async def post_quota(call: AdminCall) -> AdminResult:
     """It replaces the quota of the same owner, period and unit."""
-    customer, tier = call.values.get("customer"), call.values.get("tier")
+    values = dict(call.values)
+    customer, tier, text = values.pop("customer", None), values.pop("tier", None), values.pop("quota")
     if (customer is None) == (tier is None):
         raise invalid("customer", "Specify `customer` or `tier`.")
-    return call.changed(await set_quota(call.connection, customer, tier, call.values["quota"]))
+    return call.changed(await set_quota(call.connection, customer, tier, text, values))
+
+
+async def get_alerts(call: AdminCall) -> AdminResult:
+    """The newest first; amounts in the unit of the quota."""
+    customer, owner = call.query.get("customer"), None
+    if customer is not None:
+        owner = (await find_customer(call.connection, customer))["id"]
+    rows = await list_alerts(call.connection, call.limit + 1, owner, after=call.query.get("after"))
+    return call.part([shown_alert(row) for row in rows], lambda row: str(row["id"]))
 
 
 async def delete_quota(call: AdminCall) -> AdminResult:
@@ -131,6 +152,13 @@ ROUTES = [
         "Remove a quota",
         delete_quota,
         parts=_QUOTA,
+    ),
+    read_route(
+        "/quota-alerts",
+        "List shares of quotas that customers reached, the newest first",
+        get_alerts,
+        Page[AlertRow],  # type: ignore[valid-type]
+        query=(*PAGES, OF_CUSTOMER),
     ),
     read_route(
         "/prices",

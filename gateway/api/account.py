@@ -88,6 +88,7 @@ class AccountEndpoint:
             "customer": identity.customer_name,
             "customer_id": identity.customer_id,
             "tier": identity.tier,
+            "time_zone": identity.zone or "UTC",
             "weight": identity.weight,
             "gpu_share": home.gpu_share(identity),
             "key_id": identity.key_id,

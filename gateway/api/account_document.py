@@ -70,12 +70,13 @@ class AccountUsage(TypedDict):
 
 class Account(AccountUsage):
     """Whom the key belongs to, and where it stands. `gpu_share`: of the GPU time of its tier in the last minute, 0..1; null if
-    none was used. `weight`: its part of that time while others of the tier wait. `models`: those that the key may use; null: all.
+    none was used. `time_zone`: that of its quotas. `weight`: its part of that time while others of the tier wait. `models`: those that the key may use; null: all.
     """
 
     customer: str
     customer_id: str
     tier: str
+    time_zone: str
     weight: float
     gpu_share: float | None
     key_id: str

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from gateway.circuit_breaker import ONCE_MORE, CallWatch
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import PendingRequest
+from gateway.limits.quota_uses import QuotaUses
 from gateway.limits.rejection_cache import RejectionCache
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.failpoints import failpoint
@@ -67,6 +68,7 @@ class AdmissionBatcher:
         accepted_late: Callable[[PendingRequest], None] | None = None,
         hold: Hold | None = None,
         took: Callable[[float], None] = lambda _: None,
+        quota_uses: QuotaUses | None = None,
     ) -> None:
         self._admissions = admissions
         self._limits = limits
@@ -78,6 +80,7 @@ class AdmissionBatcher:
         self._accepted_late = accepted_late
         self._hold = hold
         self._took = took  # Called with the duration in seconds of each call that Redis answered.
+        self._quota_uses = quota_uses
         self._wake = asyncio.Event()
         self._before_call: list[Callable[[], None]] = []
         self.in_call = False  # Redis has not answered the last call yet.
@@ -184,6 +187,10 @@ class AdmissionBatcher:
             self._refuse(batch, ErrorCode.INTERNAL_ERROR)
         else:
             failpoint("admit_unprocessed")
+            if self._quota_uses is not None:
+                for pending, verdict in zip(batch, verdicts, strict=True):
+                    if pending.submission.group.limits.quotas:
+                        self._quota_uses.note(pending.submission.group, verdict)
             judged = list(zip(batch, verdicts, strict=True))
             if [verdict for verdict in verdicts if verdict.outcome not in ENTERED]:
                 judged = self._held_back(judged)

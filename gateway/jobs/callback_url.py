@@ -47,6 +47,11 @@ def url_problem(url: str, hosts: Sequence[str], *, private: bool = False) -> str
     return "`callback_url` must not lead to an address that is not public." if is_private else None
 
 
+def is_webhook_url(url: str) -> bool:
+    """Whether a URL has the form of those of receivers."""
+    return len(url) <= MAX_URL_CHARACTERS and _parse(url) is not None
+
+
 def _parse(url: str) -> URL | None:
     """None for a URL with a part that different parsers may read differently."""
     if not (url.isascii() and url.isprintable()) or any(character in url for character in ' "#<>\\^`{|}'):

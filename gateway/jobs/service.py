@@ -21,6 +21,7 @@ from gateway.jobs.reconciler import JobReconciler
 from gateway.jobs.scan import JobScan
 from gateway.jobs.store import JobStore
 from gateway.jobs.webhooks import Callbacks
+from gateway.limits.quota_uses import QuotaUses
 from ledger.jobs import JobEnd, JobRow
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.protocol.admission import Admissions, Submission
@@ -46,6 +47,7 @@ class JobParts:
     tasks: TaskRegistry
     hold: Hold
     ask: Callable[[Submission], None]
+    quota_uses: QuotaUses
 
 
 class Jobs:
@@ -124,7 +126,13 @@ class JobServing:
         self.left = False
         self._parts = parts.parts
         self.admission = JobAdmitter(
-            self.admissions, parts.limits, self.cancellations, config.max_pending, watch=parts.watch, hold=parts.hold
+            self.admissions,
+            parts.limits,
+            self.cancellations,
+            config.max_pending,
+            watch=parts.watch,
+            hold=parts.hold,
+            quota_uses=parts.quota_uses,
         )
 
         def own_hosts(customer_id: str) -> str | None:

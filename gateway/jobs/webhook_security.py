@@ -52,6 +52,11 @@ def customer_key(deployment: bytes, customer_id: str) -> bytes:
     return hmac.digest(deployment, f"tierlane callbacks of customer {customer_id}".encode(), "sha256")
 
 
+def installation_key(deployment: bytes) -> bytes:
+    """The key of webhooks to the installation itself. It is not the secret, with which the receiver could sign for all."""
+    return customer_key(deployment, "installation")
+
+
 def secret_text(key: bytes) -> str:
     """A key in the form that receivers use: `whsec_<base64>`."""
     return PREFIX + base64.b64encode(key).decode()

@@ -52,6 +52,33 @@ def retry_after_s(tries: int, left_s: float, status: int | None) -> float | None
     return delay_s if delay_s < left_s else None
 
 
+def webhook_client(*, private: bool) -> aiohttp.ClientSession:
+    """A client that connects to public addresses only, unless `private`."""
+    connector = aiohttp.TCPConnector(
+        socket_factory=checked_sockets(private=private), use_dns_cache=False, force_close=True, limit=MAX_CALLS
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+    )
+
+
+async def post_signed(
+    client: aiohttp.ClientSession, url: str, keys: Sequence[bytes], message_id: str, body: bytes, *, at_s: int
+) -> int | None:
+    """POST a signed message. Returns the status of the response, None if there is none. `at_s`: seconds since the epoch."""
+    headers = {"Content-Type": "application/json", "User-Agent": "tierlane"}
+    headers |= signed(keys, message_id, at_s, body)
+    try:
+        async with client.post(URL(url), data=body, headers=headers, allow_redirects=False) as response:
+            response.close()  # Without reading the body.
+            return response.status
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return None
+
+
 class _Call(NamedTuple):
     host: str
     customer_id: str
@@ -79,18 +106,7 @@ class Callbacks:
 
     async def run(self) -> None:
         """Send due callbacks until cancelled. The next active gateway repeats the calls that are cancelled with it."""
-        connector = aiohttp.TCPConnector(
-            socket_factory=checked_sockets(private=self._config.private_addresses),
-            use_dns_cache=False,
-            force_close=True,
-            limit=MAX_CALLS,
-        )
-        client = aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-        )
+        client = webhook_client(private=self._config.private_addresses)
         try:
             async with client:
                 while True:
@@ -175,14 +191,7 @@ class Callbacks:
         keys = [customer_key(config.callback_secret, row.customer_id)]
         if config.shared_signature:
             keys.append(config.callback_secret)
-        headers = {"Content-Type": "application/json", "User-Agent": "tierlane"}
-        headers |= signed(keys, callback.id, int(self._wall()), body)
-        try:
-            async with client.post(URL(callback.url), data=body, headers=headers, allow_redirects=False) as response:
-                response.close()  # Without reading the body.
-                return response.status
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
-            return None
+        return await post_signed(client, callback.url, keys, callback.id, body, at_s=int(self._wall()))
 
 
 def _host_of(callback: Callback) -> str:

@@ -4,6 +4,7 @@ All values are integers (times in microseconds), so that sums over processes are
 rounding error would look like a restart. Tiers, models and pools over a cap are counted as `other`.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping
 
@@ -75,7 +76,7 @@ class TierCounters:
     def __init__(self) -> None:
         self.completed: dict[str, int] = {}  # By endpoint. Most requests end like this.
         self.ended: dict[tuple[str, str], int] = {}  # By (endpoint, outcome), of all other requests.
-        self.rejected: dict[tuple[str, str], int] = {}  # By (metric, value of its second label).
+        self.rejected: dict[tuple[str, str], int] = {}  # And alerts, by (metric, value of its second label).
         self.retries = 0
         self.durations = Times()
         self.waits = Times()
@@ -118,6 +119,14 @@ class Counters:
     def batch_lines(self, outcome: str, count: int) -> None:
         """Count lines of batches: `completed` or `failed`."""
         self._batch_lines[outcome] += count
+
+    def quota_alert(self, tier: str, share: float) -> None:
+        """Count a share of a quota that a customer of a tier reached."""
+        counted, key = (
+            self._tier(tier).rejected,
+            ("tierlane_quota_alerts_total", f"{math.floor(share * 10 + 1e-9) / 10:g}"),
+        )
+        counted[key] = counted.get(key, 0) + 1
 
     def ended(self, tier: str, endpoint: str, outcome: str) -> None:
         """Count a request that was not completed."""

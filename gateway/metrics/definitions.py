@@ -120,6 +120,12 @@ COUNTED: tuple[Metric, ...] = (
     ),
     CounterMetric("tierlane_client_retry_requests_total", TIER, "Requests that the client marked as a retry."),
     CounterMetric(
+        "tierlane_quota_alerts_total",
+        ("tier", "share"),
+        "Shares of quotas that customers reached, rounded down to tenths; each once in a period.",
+        "alerts",
+    ),
+    CounterMetric(
         "tierlane_batch_lines_total",
         ("outcome",),
         "Lines of batches that ended in the output file (completed) or in the error file (failed).",

@@ -18,6 +18,7 @@ from gateway.operations.endpoints import Internal, RequestTimeline
 from gateway.operations.session import SessionAuth
 from gateway.operations.uncached import uncached
 from gateway.pools import Pools
+from ledger.alerts import CustomerAlert, customer_alerts
 from ledger.audit.queries import FailedRequest, GpuShare, find_failed, find_gpu_share
 from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Customer, Snapshot
@@ -68,6 +69,7 @@ class CustomerExplained(msgspec.Struct, frozen=True, kw_only=True):
     gpu: GpuShare | None
     failed: list[FailedRequest] | None
     rejections: list[RecentRejection] | None
+    alerts: list[CustomerAlert] | None  # Shares of its quotas reached in their present periods.
     messages: dict[str, str]
     not_read: list[str]
 
@@ -134,7 +136,7 @@ class Lookups:
             rejections = await home.recent_rejections(row.id, MAX_ROWS)
         except RedisUnavailable as error:
             not_read.append(f"Redis: what is left of the limits, and rejections ({str(error).rstrip('.')}).")
-        gpu, failed = await self._from_audit(row.id, not_read)
+        gpu, failed, alerts = await self._from_audit(row.id, not_read)
         codes = {each.code for each in rejections or ()} | {each.error_code for each in failed or () if each.error_code}
         return CustomerExplained(
             id=row.id,
@@ -147,22 +149,25 @@ class Lookups:
             gpu=gpu,
             failed=failed,
             rejections=None if rejections is None else [_rejection(each) for each in rejections],
+            alerts=alerts,
             messages=messages(codes),
             not_read=not_read,
         )
 
     async def _from_audit(
         self, customer_id: str, not_read: list[str]
-    ) -> tuple[GpuShare | None, list[FailedRequest] | None]:
+    ) -> tuple[GpuShare | None, list[FailedRequest] | None, list[CustomerAlert] | None]:
         failed: list[FailedRequest] | None = None
+        alerts: list[CustomerAlert] | None = None
         try:
             async with self._parts.transaction.read() as connection:
+                alerts = await customer_alerts(connection, customer_id)
                 failed = await find_failed(connection, customer_id, MAX_ROWS)
-                return await find_gpu_share(connection, customer_id, WINDOW_S), failed
+                return await find_gpu_share(connection, customer_id, WINDOW_S), failed, alerts
         except RequestError as error:
             missing = "GPU time and failed requests" if failed is None else "GPU time"
             not_read.append(f"The audit: {missing} ({str(error).rstrip('.')}).")
-        return None, failed  # The query of the GPU time reads more rows, and may reach its time limit alone.
+        return None, failed, alerts  # The query of the GPU time reads more rows, and may reach its time limit alone.
 
     async def _find_rejection(self, request_id: str) -> RejectionRecord | None:
         """The rejection of a request in any cell. Raises RequestError if none has it, and one of them cannot be read."""

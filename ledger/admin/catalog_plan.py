@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from ledger.admin.changes import Row
 from ledger.catalog.quotas import BadCatalogRow, name_of, parse_quota
+from ratelimit.periods import zone_of
 from scheduler.cells.places import login_options
 from scheduler.redis_client.keys import DEFAULT_CELL
 
@@ -35,10 +36,13 @@ UNCHANGED: Mapping[str, tuple[str, object]] = {
 
 
 class WantedCatalog(NamedTuple):
-    """`rows` by table and the values of KEYS; all columns that can be set. `quotas` by owner: its table and name."""
+    """`rows` by table and the values of KEYS; all columns that can be set. `quotas` by owner: its table and name.
+
+    The quotas of an owner are texts, each with the other columns of its row.
+    """
 
     rows: Mapping[str, Mapping[tuple[Any, ...], Row]]
-    quotas: Mapping[tuple[str, str], Sequence[str]]
+    quotas: Mapping[tuple[str, str], Mapping[str, Row]]
 
 
 class RowFault(NamedTuple):
@@ -103,15 +107,17 @@ def _plan_quotas(
         owner = {"customer_id": ids[name] if table == "customers" else None, "tier": name if table == "tiers" else None}
         rows = have.get(ids[name] if table == "customers" else name, [])
         surplus = [row for row in rows if row["quota"] not in texts]
-        for text in texts:
-            if any(row["quota"] == text for row in rows):
-                continue
-            old = next((row for row in surplus if _period(row["quota"]) == _period(text)), None)
+        for text, values in texts.items():
+            old = next((row for row in rows if row["quota"] == text), None)
             if old is None:
-                plan.created.append({**owner, "quota": text})
-            else:
-                surplus.remove(old)
-                plan.changed.append((old, {**old, "quota": text}))
+                old = next((row for row in surplus if _period(row["quota"]) == _period(text)), None)
+                if old is not None:
+                    surplus.remove(old)
+            new = {**(old or owner), "quota": text, **values}
+            if old is None:
+                plan.created.append(new)
+            elif old != new:
+                plan.changed.append((old, new))
         (plan.deleted if prune else plan.kept).extend(surplus)
     return plan
 
@@ -169,6 +175,11 @@ def _faults_of_customers(catalog: RowsByTable, plans: Mapping[str, TablePlan]) -
             left[tier] = left.get(tier, 0) + 1
         if cell is not None and cell not in cells:
             faults.append(RowFault("customers", name, "cell", f"There is no cell named {cell}."))
+        if name in written and customer["time_zone"] is not None:
+            try:
+                zone_of(customer["time_zone"])
+            except ValueError as error:
+                faults.append(RowFault("customers", name, "time_zone", f"time_zone: {error}."))
         unknown = [each for each in customer["models"] or () if each not in models] if name in written else []
         for each in unknown:
             sentence = f"There is no model named {each}; there are {', '.join(models) or 'none'}."

@@ -8,6 +8,7 @@ NOT_SET = {
     "tiers": {"name"},
     "customers": {"id", "name", "status", "created_at"},
     "api_keys": {"id", "customer_id", "name", "secret_hash", "created_at", "expires_at", "revoked_at", "last_used_at"},
+    "quotas": {"id", "customer_id", "tier", "quota"},
     "models": {"name", "gpu_timeout_ms"},
     "prices": {"model", "valid_from"},
     "cells": {"name", "state"},

@@ -5,6 +5,7 @@ new amount replaces the old one. Functions raise ChangeRejected if the change is
 """
 
 import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,6 +19,8 @@ from ledger.catalog.quotas import BadCatalogRow, name_of, parse_quota
 from ledger.catalog.snapshot import Quota
 from ledger.postgres import Connection
 from ledger.schema.catalog import api_keys, customers, quotas, tiers
+from ratelimit.alerts import has_alerts
+from ratelimit.periods import zone_of
 from ratelimit.quotas import NOTATIONS, PERIOD_S
 
 _PERIOD_ALONE = re.compile(rf"(({'|'.join(NOTATIONS)}) ?(/|per) ?)?([1-9][0-9]* ?)?({'|'.join(PERIOD_S)})s?")
@@ -27,6 +30,7 @@ async def create_customer(connection: Connection, name: str, values: Row) -> Cha
     """Add a customer; `values` has its tier."""
     await check_tier(connection, values["tier"])
     await check_models(connection, values.get("models"))
+    check_zone(values.get("time_zone"))
     return await add(connection, customers, {"name": name, **values})
 
 
@@ -35,7 +39,17 @@ async def alter_customer(connection: Connection, name_or_id: str, values: Row) -
     if "tier" in values:
         await check_tier(connection, values["tier"])
     await check_models(connection, values.get("models"))
+    check_zone(values.get("time_zone"))
     return await alter(connection, customers, await find_customer(connection, name_or_id, lock=True), values)
+
+
+def check_zone(name: str | None) -> None:
+    """Raises BadValue for a time zone that does not exist."""
+    try:
+        if name is not None:
+            zone_of(name)
+    except ValueError as error:
+        raise BadValue(f"time_zone: {error}.", "time_zone") from None
 
 
 def key_limit(values: Row) -> Row:
@@ -104,17 +118,28 @@ async def _issue(
     return key, await add(connection, api_keys, values)
 
 
-async def set_quota(connection: Connection, customer: str | None, tier: str | None, text: str) -> list[Change]:
-    """Set a quota of a customer, by name or id, or of each customer of a tier."""
-    period = _period(text)
+async def set_quota(
+    connection: Connection, customer: str | None, tier: str | None, text: str, values: Row | None = None
+) -> list[Change]:
+    """Set a quota of a customer, by name or id, or of each customer of a tier. `values`: other columns, which else stay."""
+    period, values = _period(text), values or {}
+    check_alerts(text, values.get("alert_shares"))
     owner, name = await _owner(connection, customer, tier)
     same = [row for row in await _quotas_of(connection, owner) if _period(row["quota"]) == period]
     if not same:
-        return [await add(connection, quotas, {**owner, "quota": text}, _named(text, name))]
+        return [await add(connection, quotas, {**owner, "quota": text, **values}, _named(text, name))]
     # Several rows of one period can only be created in SQL. The smallest applied; now one is kept.
     kept = next((row for row in same if row["quota"] == text), same[0])
     surplus = [await remove(connection, quotas, row, _named(row["quota"], name)) for row in same if row is not kept]
-    return [await alter(connection, quotas, kept, {"quota": text}, _named(kept["quota"], name)), *surplus]
+    return [await alter(connection, quotas, kept, {"quota": text, **values}, _named(kept["quota"], name)), *surplus]
+
+
+def check_alerts(text: str, shares: Sequence[float] | None) -> None:
+    """Raises BadValue for alerts of a quota whose periods are too short for them."""
+    if shares and not has_alerts(_period(text)):
+        raise BadValue(
+            f"alert_shares: quota {text} has no alerts: its periods are shorter than an hour.", "alert_shares"
+        )
 
 
 async def remove_quota(connection: Connection, customer: str | None, tier: str | None, text: str) -> list[Change]:

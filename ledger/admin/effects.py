@@ -134,6 +134,14 @@ def _of_customers(rows: CatalogRows, deployment: Deployment) -> Iterator[Finding
                 f"TIERLANE_CALLBACK_SECRET is not set here: unless the gateways have it, callback_url of {name} is refused.",
                 "Set it, the same for all gateways, the auditor and this command.",
             )
+        if customer["alert_url"] and not deployment.can_sign:
+            yield Finding(
+                "alerts",
+                "customers",
+                customer["id"],
+                f"TIERLANE_CALLBACK_SECRET is not set here: unless the gateways have it, alerts of {name} are not sent.",
+                "Set it, the same for all gateways, the auditor and this command.",
+            )
         if spread == 1:
             continue
         usable = usable_spread(tuple(_limit(customer, tiers, column.name) for column in LIMIT_COLUMNS), spread)

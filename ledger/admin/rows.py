@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Interval, Select, String, Text, Uuid, and_, case, cast, func, or_, select
+from sqlalchemy import ARRAY, Interval, Select, String, Text, Uuid, and_, case, cast, func, or_, select, tuple_
 
 from ledger.admin.changes import (
     Change,
@@ -31,7 +31,9 @@ from ledger.admin.effects import CatalogRows
 from ledger.admin.errors import THINGS, ChangeRejected
 from ledger.catalog.snapshot import CellRow
 from ledger.postgres import Connection, statement
+from ledger.schema.audit import quota_alerts
 from ledger.schema.catalog import api_keys, cells, config_changes, cordons, customers, models, prices, quotas, tiers
+from ratelimit.quotas import period_of, quota_name, shown_amount, unit_of
 from scheduler.cells.places import cells_of, login_options
 from scheduler.redis_client.keys import DEFAULT_CELL, place_name
 
@@ -117,12 +119,35 @@ async def list_quotas(connection: Connection, customer: Row | None = None, tier:
     return await fetch(connection, query.order_by(quotas.c.tier.nulls_last(), customers.c.name, quotas.c.id))
 
 
+async def list_alerts(
+    connection: Connection, limit: int, customer_id: UUID | None = None, *, after: str | None = None
+) -> list[Row]:
+    """The newest `limit` alerts, with the name of the customer. `after`: those that follow the alert with this id."""
+    wanted = [] if customer_id is None else [quota_alerts.c.customer_id == customer_id]
+    if after is not None:
+        then = select(quota_alerts.c.reached_at, quota_alerts.c.id).where(quota_alerts.c.id == after).scalar_subquery()
+        wanted.append(tuple_(quota_alerts.c.reached_at, quota_alerts.c.id) < then)
+    query = select(*quota_alerts.c, customers.c.name.label("customer")).where(*wanted)
+    query = query.select_from(quota_alerts.join(customers, customers.c.id == quota_alerts.c.customer_id))
+    return await fetch(
+        connection, query.order_by(quota_alerts.c.reached_at.desc(), quota_alerts.c.id.desc()).limit(limit)
+    )
+
+
+def shown_alert(row: Row) -> Row:
+    """An alert for users: the name of its quota's period, and amounts in its unit."""
+    name = row["quota"]
+    amounts = {column: shown_amount(name, row[column]) for column in ("amount", "used")}
+    return row | amounts | {"quota": quota_name(period_of(name)), "unit": unit_of(name).word}
+
+
 async def rows_to_judge(connection: Connection, customer_ids: Collection[UUID] | None = None) -> CatalogRows:
     """The rows for `rows_without_effect`: of these customers, and quotas in money of any, or of all customers with own settings."""
     if customer_ids is None:
         limited = api_keys.c.requests_per_second.is_not(None)
         condition = or_(
             customers.c.callback_hosts != "",
+            customers.c.alert_url.is_not(None),
             customers.c.spread > 1,
             customers.c.id.in_(select(quotas.c.customer_id).correlate()),
             customers.c.id.in_(select(api_keys.c.customer_id).where(limited).correlate()),

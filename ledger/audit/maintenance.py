@@ -32,6 +32,7 @@ class MaintenancePolicy(msgspec.Struct, frozen=True):
     letters_every_s: float = 600.0
     letters_kept_days: int = 30  # Their bodies are customer data.
     letters_limit: int = 1000
+    alerts_kept_days: int = 30  # After the period of the quota: within it, its alerts must not be raised again.
 
 
 class Maintenance:
@@ -77,6 +78,7 @@ class Maintenance:
         if now >= self._letters_due:
             self._letters_due = now + self._policy.letters_every_s
             await self._run(connection, "delete old dead letters", self._delete_dead_letters)
+            await self._run(connection, "delete old alerts", self._delete_alerts)
         if now >= self._last_used_due:
             self._last_used_due = now + self._policy.last_used_every_s
             await self.write_uses(connection)
@@ -124,6 +126,10 @@ class Maintenance:
         )
         if status == f"DELETE {policy.letters_limit}":
             self._letters_due = self._clock()
+
+    async def _delete_alerts(self, connection: Connection) -> None:
+        policy = self._policy
+        await connection.execute(statement("delete_old_alerts"), policy.alerts_kept_days, policy.letters_limit)
 
     async def _touch_keys(self, connection: Connection) -> None:
         # In one order everywhere, so that two writers of the same rows cannot deadlock.

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from ledger.alerts import CustomerAlert, customer_alerts
 from ledger.postgres import Connection, statement
 from scheduler.request_id import created_at
 
@@ -51,12 +52,16 @@ class RequestRow(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Accepted requests of one customer in the last 24 hours. The difference to completed and failed is open."""
+    """Accepted requests of one customer in the last 24 hours. The difference to completed and failed is open.
+
+    `alerts`: the shares of quotas that it reached in their present periods.
+    """
 
     requests: int
     completed: int
     failed: int
     tokens_used: int
+    alerts: list[CustomerAlert] = msgspec.field(default_factory=list)
 
 
 class GpuShare(msgspec.Struct, frozen=True):
@@ -96,7 +101,9 @@ async def find_usage(connection: Connection, customer_id: str, *, timeout_ms: in
     """
     async with with_statement_timeout(connection, timeout_ms):
         row = await connection.fetchrow(statement("customer_usage"), customer_id)
-    return Usage(*row) if row is not None else Usage(0, 0, 0, 0)
+        alerts = await customer_alerts(connection, customer_id)
+    requests, completed, failed, tokens_used = (0, 0, 0, 0) if row is None else row
+    return Usage(requests, completed, failed, tokens_used, alerts)
 
 
 class UsageLine(NamedTuple):

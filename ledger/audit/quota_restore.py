@@ -16,9 +16,9 @@ import structlog
 from msgspec.structs import replace
 
 from ledger.audit.queries import with_statement_timeout
-from ledger.catalog.quotas import window_number, window_start
 from ledger.catalog.snapshot import Snapshot
 from ledger.postgres import AWAY, Connection, closing, connect, reason, statement
+from ratelimit.periods import window_number, window_start
 from ratelimit.quotas import unit_of
 from scheduler.errors import CHARGED_FAILURES, ErrorCode, RedisUnavailable
 from scheduler.fault_log import log_fault
@@ -47,10 +47,10 @@ async def quota_spent(
     `now` selects the windows (None: PostgreSQL's time). A request counts in the window in which its id was created.
     `timeout_ms` applies to each statement. Raises what asyncpg raises.
     """
-    customers: dict[str, list[str]] = defaultdict(list)
+    customers: dict[tuple[str, str], list[str]] = defaultdict(list)
     for customer in snapshot.customers.values():
         for name, _ in customer.quotas:
-            customers[name].append(customer.id)
+            customers[name, customer.zone].append(customer.id)
     spent: list[QuotaSpent] = []
     queries = {
         "": statement("quota_spent"),
@@ -60,15 +60,15 @@ async def quota_spent(
     }
     async with with_statement_timeout(connection, timeout_ms):
         moment: datetime = await connection.fetchval(statement("clock_timestamp")) if now is None else now
-        for name, ids in customers.items():
-            number = window_number(name, moment)
-            start, end = window_start(name, number), window_start(name, number + 1)
+        for (name, zone), ids in customers.items():
+            number = window_number(name, moment, zone)
+            start, end = window_start(name, number, zone), window_start(name, number + 1, zone)
             query = queries[unit_of(name).mark]
-            start_ms = int(start.timestamp() * 1000)
+            window = number, int(start.timestamp() * 1000), int(end.timestamp() * 1000)
             for first in range(0, len(ids), CUSTOMERS_PER_STATEMENT):
                 some = ids[first : first + CUSTOMERS_PER_STATEMENT]
                 rows = await connection.fetch(query, start, end, some, list(CHARGED_CODES))
-                spent += [QuotaSpent(customer_id, name, start_ms, units) for customer_id, units in rows if units]
+                spent += [QuotaSpent(customer_id, name, *window, units) for customer_id, units in rows if units]
     return spent
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from math import inf, isfinite
 from typing import Any, NamedTuple, TypeVar
 
-from ledger.catalog.quotas import BadCatalogRow, Held, QuotaBook
+from ledger.catalog.quotas import AlertShares, BadCatalogRow, Held, QuotaBook
 from ledger.catalog.snapshot import (
     CellRow,
     Customer,
@@ -27,6 +27,7 @@ from ledger.catalog.snapshot import (
 )
 from ledger.postgres import Connection, statement
 from ratelimit.limits import AUXILIARY_COLUMNS, LIMIT_COLUMNS, usable_spread
+from ratelimit.periods import zone_of
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _SHARE_SLACK = 1e-9  # The error of adding decimal fractions in binary.
@@ -75,13 +76,16 @@ def tiers_from(rows: Iterable[Row]) -> tuple[Tier, ...]:
 
 
 def customers_from(
-    rows: Iterable[Row], tiers: Mapping[str, Tier], held: Callable[[str, str], Held]
+    rows: Iterable[Row],
+    tiers: Mapping[str, Tier],
+    held: Callable[[str, str], Held],
+    alert_shares: Callable[[str, str], tuple[tuple[str, AlertShares], ...]],
 ) -> Iterator[tuple[str, Customer]]:
-    """The customers by id, with the limits of their tiers. `held` returns the quotas of a customer and tier.
+    """The customers by id, with the limits of their tiers. `held` and `alert_shares` are those of a QuotaBook.
 
     A generator, so that the caller can run other tasks in between. Raises BadCatalogRow.
     """
-    for id_, name, tier_name, suspended, *own, queue_ms, hosts, weight, cell, spread, models in rows:
+    for id_, name, tier_name, suspended, *own, queue_ms, hosts, weight, cell, spread, models, zone, url in rows:
         tier = tiers.get(tier_name)
         if tier is None:
             raise BadCatalogRow(f"customers row {name!r} has the unknown tier {tier_name!r}.")
@@ -104,6 +108,9 @@ def customers_from(
             cell,
             spread if spread == 1 else usable_spread(limits, spread),
             None if models is None else tuple(models),
+            "" if zone is None else _known_zone(name, zone),
+            url,
+            alert_shares(id_, tier.name),
         )
         if queue_ms is not None and queue_ms <= 0:
             _positive("customers", name, wait=queue_ms)
@@ -138,6 +145,7 @@ def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterato
             weight=customer.weight,
             key_weight=weight or 0.0,
             spread=customer.spread,
+            zone=customer.zone,
         )
         expiry = inf if expires_at is None else expires_at
         yield key_id, Key(identity, secret_hash, expiry, revoked, customer.suspended)
@@ -169,6 +177,14 @@ def cells_from(rows: Iterable[Row]) -> tuple[CellRow, ...]:
         _require(cell.state in STATES, "cells", cell.name, f"has the state {cell.state!r}")
         _positive("cells", cell.name, weight=cell.weight)
     return cells
+
+
+def _known_zone(customer: str, name: str) -> str:
+    try:
+        zone_of(name)
+    except ValueError as error:
+        raise BadCatalogRow(f"customers row {customer!r} has a wrong time_zone: {error}.") from None
+    return name
 
 
 def _positive(table: str, key: str, **numbers: float) -> None:
@@ -221,7 +237,7 @@ class SnapshotBuild:
 
     def add_customers(self, rows: Iterable[Row]) -> None:
         with readable():
-            for customer_id, customer in customers_from(rows, self._by_name, self._book.held):
+            for customer_id, customer in customers_from(rows, self._by_name, self._book.held, self._book.alert_shares):
                 known = self._known_customers.get(customer_id)
                 self._new_customers[customer_id] = known if known == customer else customer
 

@@ -5,12 +5,12 @@ fixed windows, named by its period and unit alone, so that who changes the amoun
 """
 
 import re
-from datetime import MAXYEAR, UTC, datetime, timedelta
+from collections.abc import Iterable
 from decimal import Decimal
 from functools import lru_cache
 
 from ledger.catalog.snapshot import Quota
-from ratelimit.quotas import NOTATIONS, PERIOD_S, period_of, period_parts
+from ratelimit.quotas import NOTATIONS, PERIOD_S
 from scheduler.errors import TierlaneError
 
 MOST_AMOUNT = 10**15 - 1  # As the table's CHECK; still exact in the doubles that Lua counts with.
@@ -22,27 +22,32 @@ Held = tuple[tuple[str, int], ...]
 Names and amounts are those of ratelimit/quotas.py.
 """
 
-_Term = tuple[int, str, int]
-"""How long a period is at most, in seconds, the name of the quota, and the amount."""
+AlertShares = tuple[float, ...]
+"""Shares of a quota that raise an alert."""
+
+_Term = tuple[int, str, int, AlertShares | None]
+"""How long a period is at most, in seconds, the name of the quota, the amount, and its own alert shares."""
 _QUOTA = re.compile(
     rf"([0-9]+(?:\.[0-9]+)?)(?: ({'|'.join(NOTATIONS)}))? ?(?:/|per) ?([0-9]+)? ?({'|'.join(PERIOD_S)})s?"
 )
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MONDAY = datetime(1969, 12, 29, tzinfo=UTC)  # The week of the epoch, a Thursday, begins here.
-_MONTHS = {"month": 1, "year": 12}
 
 
 class BadCatalogRow(TierlaneError):
     """A row of the catalog makes no sense; the message names its table and key."""
 
 
-def parse_quota(customer_id: str | None, tier: str | None, text: str) -> Quota:
+def parse_quota(
+    customer_id: str | None, tier: str | None, text: str, alert_shares: Iterable[float] | None = None
+) -> Quota:
     """`10000/day`, `0.5 usd per 2 hours`: one quota of one customer or of each customer of a tier. Raises BadCatalogRow."""
     terms = _terms(text)
     if terms is None or (customer_id is None) == (tier is None):
         raise BadCatalogRow(f"quotas row {text!r} is not a quota of one customer or one tier, such as 10000/day.")
     amount, every, unit, mark = terms
-    return Quota(customer_id, tier, amount, every, unit, text, mark)
+    shares = None if alert_shares is None else tuple(sorted(set(alert_shares)))
+    if not all(0 < share <= 1 for share in shares or ()):
+        raise BadCatalogRow(f"quotas row {text!r} has an alert share that is not above 0 and at most 1.")
+    return Quota(customer_id, tier, amount, every, unit, text, mark, shares)
 
 
 @lru_cache(maxsize=4096)  # A hundred thousand rows have few different values.
@@ -65,7 +70,7 @@ def name_of(quota: Quota) -> str:
 
 
 def _term_of(quota: Quota) -> _Term:
-    return quota.every * PERIOD_S[quota.unit], name_of(quota), quota.amount
+    return quota.every * PERIOD_S[quota.unit], name_of(quota), quota.amount, quota.alert_shares
 
 
 class QuotaBook:
@@ -78,9 +83,11 @@ class QuotaBook:
         self._of_tier: dict[str, tuple[_Term, ...]] = {}
         self._same: dict[Held, Held] = {}  # So that equal ones are one object.
 
-    def add(self, customer_id: str | None, tier: str | None, text: str) -> None:
+    def add(
+        self, customer_id: str | None, tier: str | None, text: str, alert_shares: Iterable[float] | None = None
+    ) -> None:
         """Take in one row. Raises BadCatalogRow."""
-        quota = parse_quota(customer_id, tier, text)
+        quota = parse_quota(customer_id, tier, text, alert_shares)
         self.quotas.append(quota)
         if customer_id is not None:
             self._own[customer_id] = (*self._own.get(customer_id, ()), _term_of(quota))
@@ -93,32 +100,21 @@ class QuotaBook:
         if not own and not of_tier:
             return ()
         least: dict[str, int] = {}  # Of one name the smallest amount; the shortest period first.
-        for _, name, amount in sorted((*own, *of_tier)):
+        for _, name, amount, _ in sorted((*own, *of_tier), key=_of_term):
             least.setdefault(name, amount)
         held = tuple(least.items())
         return self._same.setdefault(held, held)
 
-
-def window_number(name: str, now: datetime) -> int:
-    """Which window of a quota holds `now`, counted from 1970 in UTC as ratelimit/lua/quota.lua counts.
-
-    A week begins on Monday; months and years are those of the calendar. Raises KeyError for an unknown unit.
-    """
-    every, unit = period_parts(period_of(name))
-    now = now.astimezone(UTC)
-    if unit in _MONTHS:
-        return ((now.year - 1970) * 12 + now.month - 1) // (every * _MONTHS[unit])
-    return (now - _origin(unit)) // timedelta(seconds=every * PERIOD_S[unit])
+    def alert_shares(self, customer_id: str, tier: str) -> tuple[tuple[str, AlertShares], ...]:
+        """The quotas of a customer whose row has alert shares of its own."""
+        own, of_tier = self._own.get(customer_id, ()), self._of_tier.get(tier, ())
+        if all(term[3] is None for term in (*own, *of_tier)):
+            return ()
+        least: dict[str, AlertShares | None] = {}
+        for _, name, _, shares in sorted((*own, *of_tier), key=_of_term):
+            least.setdefault(name, shares)
+        return tuple((name, shares) for name, shares in least.items() if shares is not None)
 
 
-def window_start(name: str, number: int) -> datetime:
-    """When a window of a quota begins. Raises KeyError for an unknown unit."""
-    every, unit = period_parts(period_of(name))
-    if unit in _MONTHS:
-        years, month = divmod(number * every * _MONTHS[unit], 12)
-        return _EPOCH.replace(year=min(1970 + years, MAXYEAR), month=month + 1)
-    return _origin(unit) + number * timedelta(seconds=every * PERIOD_S[unit])
-
-
-def _origin(unit: str) -> datetime:
-    return _MONDAY if unit == "week" else _EPOCH
+def _of_term(term: _Term) -> tuple[int, str, int]:
+    return term[:3]

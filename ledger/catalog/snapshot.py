@@ -56,6 +56,11 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
     cell: str | None = None  # None: chosen by its id.
     spread: int = 1  # The number of cells that it can use (`usable_spread`).
     models: tuple[str, ...] | None = None  # Those that its keys may use; None: all.
+    zone: str = ""  # IANA name of its time zone; "": UTC.
+    alert_url: str | None = None
+    alert_shares: tuple[
+        tuple[str, tuple[float, ...]], ...
+    ] = ()  # By the name of its quotas, but for those with the usual ones.
 
     def identity(self, key_id: str = "") -> "Identity":
         """A caller of this customer, without a limit of its key."""
@@ -72,6 +77,7 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
             quotas=self.quotas,
             weight=self.weight,
             spread=self.spread,
+            zone=self.zone,
         )
 
 
@@ -116,6 +122,7 @@ class Quota(msgspec.Struct, frozen=True, gc=False):
     unit: str  # One of PERIOD_S.
     text: str
     mark: str = ""
+    alert_shares: tuple[float, ...] | None = None  # None: the usual ones.
 
 
 class Price(NamedTuple):

@@ -1,4 +1,4 @@
-"""The tables that the system writes: requests (the audit, partitioned by day), jobs, responses and dead_letters."""
+"""The tables that the system writes: requests (the audit, partitioned by day), jobs, responses, quota_alerts and dead_letters."""
 
 from sqlalchemy import (
     BigInteger,
@@ -145,6 +145,31 @@ responses = Table(
     Index("ix_responses_customer_id_created_at", "customer_id", "created_at"),
     Index("ix_responses_expires_at", "expires_at"),
     comment="Stored responses of /v1/responses, with input.",
+)
+
+quota_alerts = Table(
+    "quota_alerts",
+    metadata,
+    column("id", Text, "Id of the event, made of the customer, quota, period and share.", primary_key=True),
+    column("customer_id", Uuid, "Customer.", ForeignKey("customers.id", ondelete="CASCADE")),
+    column("tier", Text, "Its tier at that time."),
+    column("quota", Text, "Period and unit, such as 1day or 1month:usd."),
+    column("period", BigInteger, "Number of the period, counted from 1970."),
+    column("period_start", DateTime(timezone=True), "Start of the period."),
+    column("period_end", DateTime(timezone=True), "End of the period."),
+    column("share", Double, "Share of the quota that was reached."),
+    column("amount", BigInteger, "The quota, in the smallest parts of its unit."),
+    column("used", BigInteger, "What was used of it."),
+    column("reached_at", DateTime(timezone=True), "Time of the event.", server_default=text("clock_timestamp()")),
+    column(
+        "pending", ARRAY(Text), "Where it is still to be sent: customer, installation.", server_default=text("'{}'")
+    ),
+    column("due_at", DateTime(timezone=True), "Next attempt to send it; null: none.", null=True),
+    column("tries", Integer, "Attempts to send it.", server_default="0"),
+    Index("uq_quota_alerts_customer_id", "customer_id", "quota", "period", "share", unique=True),
+    Index("ix_quota_alerts_due_at", "due_at", postgresql_where=text("due_at IS NOT NULL")),
+    Index("ix_quota_alerts_reached_at", "reached_at"),
+    comment="Shares of quotas that customers reached: one row for each customer, quota, period and share.",
 )
 
 dead_letters = Table(

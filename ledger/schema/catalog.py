@@ -45,6 +45,14 @@ ALLOWED_MODELS = (
 )
 """A list of names without NULL, not empty."""
 
+ALERT_SHARES = (
+    "cardinality(alert_shares) = 0 OR array_ndims(alert_shares) = 1 AND cardinality(alert_shares) <= 10"
+    " AND array_position(alert_shares, NULL) IS NULL AND 0 < ALL (alert_shares) AND 1 >= ALL (alert_shares)"
+)
+
+URL_PATTERN = "^https?://[^[:space:][:cntrl:]@#/?]+([/?][^[:space:][:cntrl:]#]*)?$"
+"""Without user, password and fragment, as gateway/jobs/callback_url.py requires."""
+
 _HOST = r"(\[[0-9a-f:.]+\]|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?)"
 _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 HOSTS_PATTERN = f"^( *{_HOST}(:{_PORT})? *(,|$))*$"  # As gateway/host_lists.py reads it.
@@ -146,6 +154,18 @@ customers = Table(
     column("spread", SmallInteger, "Number of cells that it uses, each with a part of its limits.", server_default="1"),
     column("models", ARRAY(Text), "Models that its keys may use; null: all.", null=True),
     flag("manages_keys", "True: its keys may create, list and revoke its keys (/v1/keys)."),
+    column(
+        "time_zone",
+        Text,
+        "Time zone in which days, weeks, months and years of its quotas begin, such as Europe/Amsterdam; null: UTC.",
+        null=True,
+    ),
+    column(
+        "alert_url",
+        Text,
+        "Where alerts of its quotas are sent; its host must be one of its callback_hosts; null: nowhere.",
+        null=True,
+    ),
     check("name", r"length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND name = btrim(name)"),
     one_of("status", "active", "suspended"),
     check("callback_hosts", f"length(callback_hosts) <= 2000 AND callback_hosts ~* '{HOSTS_PATTERN}'"),
@@ -154,6 +174,8 @@ customers = Table(
     within("weight", 0.01, 1000),
     within("spread", 1, 64),
     check("models", ALLOWED_MODELS),
+    check("time_zone", "length(time_zone) <= 64 AND time_zone ~ '^[A-Za-z][A-Za-z0-9_+/-]*$'"),
+    check("alert_url", f"length(alert_url) <= 2048 AND alert_url ~ '{URL_PATTERN}'"),
     comment="Customers. The view customer_limits has their limits in force.",
 )
 
@@ -213,8 +235,15 @@ quotas = Table(
         null=True,
     ),
     column("quota", Text, "Such as 10000/day (requests), 3600 gpu-s/day, 1000000 tokens/week or 100 usd/month."),
+    column(
+        "alert_shares",
+        ARRAY(Double),
+        "Shares of it that raise an alert, above 0 to 1; empty: none; null: 0.8 and 1.",
+        null=True,
+    ),
     check("owner", "num_nonnulls(customer_id, tier) = 1"),
     matches("quota", QUOTA_PATTERN),
+    check("alert_shares", ALERT_SHARES),
     UniqueConstraint("customer_id", "tier", "quota", postgresql_nulls_not_distinct=True),
     comment="Requests, GPU time, tokens or money per period, of a customer or of each customer of a tier.",
 )

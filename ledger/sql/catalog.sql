@@ -41,22 +41,22 @@ SELECT worker FROM cordons
 SELECT name, redis_url, state, weight FROM cells ORDER BY name
 
 -- name: catalog_quotas
-SELECT customer_id::text, tier, quota FROM quotas
+SELECT customer_id::text, tier, quota, alert_shares FROM quotas
 
 -- name: catalog_quotas_of
 -- $1: customer ids. The quotas of all tiers are included. Columns as in catalog_quotas.
-SELECT customer_id::text, tier, quota FROM quotas WHERE customer_id = ANY ($1::uuid[]) OR customer_id IS NULL
+SELECT customer_id::text, tier, quota, alert_shares FROM quotas WHERE customer_id = ANY ($1::uuid[]) OR customer_id IS NULL
 
 -- name: catalog_customers
 -- Limits that the customer does not override are null. The loader takes them from the tier, and checks that it exists.
 SELECT id::text, name, tier, status = 'suspended', :limits,
-       max_queue_ms, callback_hosts, weight, cell, spread, models
+       max_queue_ms, callback_hosts, weight, cell, spread, models, time_zone, alert_url
 FROM customers
 
 -- name: catalog_customers_of
 -- $1: customer ids. Columns as in catalog_customers.
 SELECT id::text, name, tier, status = 'suspended', :limits,
-       max_queue_ms, callback_hosts, weight, cell, spread, models
+       max_queue_ms, callback_hosts, weight, cell, spread, models, time_zone, alert_url
 FROM customers WHERE id = ANY ($1::uuid[])
 
 -- name: catalog_keys

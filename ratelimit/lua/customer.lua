@@ -20,7 +20,8 @@ local function set_parts(c, parts)
 end
 
 -- customer(id, limits): limits = {{{kind, rate, size}...}, concurrency (0 = no limit), {{name, amount}...}, weight, meter if a
--- quota is metered: Meter of ratelimit/quotas.py, weight of the key, number of cells if several}; `kind` is an index. `gpu_us`: the
+-- quota is metered: Meter of ratelimit/quotas.py, weight of the key, number of cells if several, time zone of its quotas as in quota,
+-- if not UTC}; `kind` is an index. `gpu_us`: the
 -- mean GPU time of its requests in this pool. `home`: "<here|left> <version> <ms>" where there are several cells; ms is 0 if no
 -- other cell knew the customer.
 local function customer(id, limits)
@@ -47,11 +48,9 @@ local function customer(id, limits)
     c.rate_changed = c.rate_changed or rate_changed(old_rate, rate)
   end
   for i, q in ipairs(limits[3]) do
-    local number, ends_at = window(q[1])
-    local stored_number, spent = string.match(row[n + i] or '', '^(%d+) (%d+)$')
+    local number, ends_at, spent = window(q[1], limits[8], row[n + i])
     local unit = string.match(q[1], ':(%a+)$')
-    local quota = {period = q[1], amount = q[2], number = number, ends_at = ends_at, unit = unit,
-      spent = tonumber(stored_number) == number and tonumber(spent) or 0}
+    local quota = {period = q[1], amount = q[2], number = number, ends_at = ends_at, unit = unit, spent = spent}
     if parts then
       quota.amount, quota.others = share.granted(call('HGET', c.key, 'g:' .. q[1]), number, q[2], parts[3], quota.spent)
     end

@@ -41,6 +41,7 @@ class SharedCustomer(NamedTuple):
     concurrency: int = 0
     quotas: tuple[tuple[str, int], ...] = ()
     shared: bool = True
+    zone: str = ""  # Of its quotas, as in EffectiveLimits.
 
 
 class Ends(NamedTuple):
@@ -170,7 +171,7 @@ class Division:
 
     def read_order(self) -> PartsOrder:
         """Changes nothing."""
-        return PartsOrder(self.customer.id, self.customer.buckets, None, self._quotas())
+        return PartsOrder(self.customer.id, self.customer.buckets, None, self._quotas(), self.customer.zone)
 
     def _quotas(self) -> list[Grant]:
         return [Grant(name, amount) for name, amount in self.customer.quotas]
@@ -198,11 +199,10 @@ class Division:
         if not use.recorded and (cell not in customer.cells or not customer.shared):
             return None
         if not customer.shared and self._is_over(now, reserved):
-            return PartsOrder(customer.id, customer.buckets, REMOVED, self._quotas())
+            return PartsOrder(customer.id, customer.buckets, REMOVED, self._quotas(), customer.zone)
         parts = Parts(*[min(part.share, want) for part, want in zip(use.parts, self._wanted_in(cell), strict=True)])
-        return PartsOrder(
-            customer.id, customer.buckets, parts, self._grants(cell, self._windows(reserved, readable), {})
-        )
+        found = self._grants(cell, self._windows(reserved, readable), {})
+        return PartsOrder(customer.id, customer.buckets, parts, found, customer.zone)
 
     def _is_over(self, now: float, reserved: Sums) -> bool:
         """Whether a customer of one cell has everything there and nothing in any other, or does not exist any more."""
@@ -238,7 +238,7 @@ class Division:
             if of_cell or any(cell in add for add in added):
                 parts = Parts(*[part.share + add.get(cell, 0) for part, add in zip(use.parts, added, strict=True)])
                 found = self._grants(cell, windows, of_cell)
-                orders[cell] = PartsOrder(self.customer.id, self.customer.buckets, parts, found)
+                orders[cell] = PartsOrder(self.customer.id, self.customer.buckets, parts, found, self.customer.zone)
         return orders
 
     def _windows(self, reserved: Sums, readable: Collection[str]) -> dict[str, _Window]:

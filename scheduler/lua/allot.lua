@@ -3,7 +3,7 @@
 -- the allotter with the claim can write, and its calls only in their order, so that a late one changes nothing.
 -- KEYS[1] leases. ARGV: allotter_id; its epoch (0: only read); call_number; ends_at: TIME in ms until which the parts hold;
 --   packed_orders {{customer, {{kind, rate, size}...}, false (only read), {} (remove) or {rates, concurrency, quotas} as
---   in share, {{quota, amount, window, grant, others}...}}...}; packed_kinds of buckets as in customer.
+--   in share, {{quota, amount, window, grant, others}...}, time zone as in quota or false}...}; packed_kinds of buckets as in customer.
 -- Returns packed {accepted, TIME in ms, epoch of the claim, ms that it holds, customers with parts here, {{stored parts or false,
 --   ms that they hold, open requests, requests so far, {{window, spent, grant}...}} of each customer}}. Buckets of a customer
 --   that is new here are empty.
@@ -37,13 +37,11 @@ local function set_buckets(key, limits, old, new)
   call('HSET', key, unpack(fields))
 end
 
--- set_quota(key, q, stored, mode) -> {window, spent, grant}; `mode` is 'read', 'set' or 'remove'. The only cell that keeps a part of
+-- set_quota(key, q, stored, mode, zone) -> {window, spent, grant}; `mode` is 'read', 'set' or 'remove'. The only cell that keeps a part of
 -- a quota counts what it was not granted as spent when the quota is not shared any more.
-local function set_quota(key, q, stored, mode)
-  local window_number, window_ends_at = window(q[1])
+local function set_quota(key, q, stored, mode, zone)
   local row = call('HMGET', key, 'q:' .. q[1], 'g:' .. q[1])
-  local of_window, spent = string.match(row[1] or '', '^(%d+) (%d+)$')
-  spent = tonumber(of_window) == window_number and tonumber(spent) or 0
+  local window_number, window_ends_at, spent = window(q[1], zone, row[1])
   local grant, others = share.granted(row[2], window_number, q[2], stored and stored[3], spent)
   if mode == 'set' then
     if q[3] == window_number then grant, others = math.max(spent, q[4]), q[5] == 1 end
@@ -68,7 +66,7 @@ local function process(entry)
     set_buckets(key, entry[2], old and old[1], parts[1] or share.WHOLE)
     extend_ttl(key, MIN_TTL_MS)
   end
-  for i, q in ipairs(entry[4]) do quotas[i] = set_quota(key, q, stored, mode == 'remove' and not old and 'read' or mode) end
+  for i, q in ipairs(entry[4]) do quotas[i] = set_quota(key, q, stored, mode == 'remove' and not old and 'read' or mode, entry[5]) end
   if mode == 'set' then
     call('HSET', key, 'share', string.format('%.0f %d %d %d', ends_at, parts[1], parts[2], parts[3]), 'shared', 1)
     call('SADD', INDEX, id)

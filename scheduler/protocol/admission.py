@@ -3,6 +3,7 @@
 A call has many submissions, each of which is admitted completely or not at all.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from ratelimit.limits import EffectiveLimits, RemainingLimits, packed_kinds, packed_limits
+from ratelimit.periods import HALF_YEAR_S, Offsets, offsets_near
 from ratelimit.quotas import Meter
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, RedisFull, Script
@@ -315,8 +317,13 @@ def _verdicts(
     ]
 
 
+def current_offsets(zone: str) -> Offsets:
+    """The offsets of a zone around the time of this machine; Redis TIME selects among them. Empty for ""."""
+    return offsets_near(zone, int(time.time()) // HALF_YEAR_S) if zone else ()
+
+
 def _packed_group(group: SubmissionGroup) -> tuple[Any, ...]:
-    limits = packed_limits(group.limits, group.meter)
+    limits = packed_limits(group.limits, group.meter, current_offsets(group.limits.zone))
     return group.tier, group.customer_id, group.api_key_id, group.model, *group.limits.key_in_cell, limits
 
 

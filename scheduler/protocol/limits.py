@@ -13,7 +13,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from ratelimit.limits import Bucket, EffectiveLimits, RemainingLimits, packed_buckets, packed_limits
-from scheduler.protocol.admission import KINDS
+from scheduler.protocol.admission import KINDS, current_offsets
 from scheduler.redis_client.connections import bounded
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import Script
@@ -146,7 +146,7 @@ class LimitState:
         key_rate, key_burst = limits.key_in_cell
         packed = await self._script(
             customer_id=customer_id,
-            packed_limits=_encode(packed_limits(limits)),
+            packed_limits=_encode(packed_limits(limits, offsets=current_offsets(limits.zone))),
             key_id=key_id,
             key_rate=key_rate,
             key_burst=key_burst,
@@ -184,6 +184,7 @@ class PartsOrder(NamedTuple):
     buckets: Sequence[Bucket]
     parts: Parts | None
     grants: Sequence[Grant] = ()
+    zone: str = ""  # Of its quotas, as in EffectiveLimits.
 
 
 class GrantState(NamedTuple):
@@ -242,7 +243,8 @@ class Allotments:
         for order in orders:
             parts: Any = False if order.parts is None else () if order.parts is REMOVED else order.parts
             grants = [(g.name, g.amount, g.window, g.grant, int(g.others)) for g in order.grants]
-            rows.append((order.customer_id, packed_buckets(order.buckets), parts, grants))
+            offsets = current_offsets(order.zone) or False
+            rows.append((order.customer_id, packed_buckets(order.buckets), parts, grants, offsets))
         packed = await self._script(
             allotter_id=allotter,
             epoch=epoch,
@@ -260,14 +262,16 @@ class Allotments:
 
 
 class QuotaSpent(NamedTuple):
-    """What counts against one quota of one customer, in the window that began at `began_ms` (UTC).
+    """What counts against one quota of one customer, in the window with this number, from `began_ms` to before `ends_ms` (UTC).
 
     `period` is the name of the quota, `spent` an amount of its smallest parts, as in ratelimit/quotas.py.
     """
 
     customer_id: str
     period: str  # Such as 1day.
+    window: int
     began_ms: int
+    ends_ms: int
     spent: int
 
 

@@ -38,7 +38,8 @@ GATEWAY_MAY_IMPORT = {
     "direct": {*LEAVES, "heartbeat", "inference", "limits"},
     "account": {*LEAVES, "api", "http", "inference", "jobs"},
     "grpc": {*LEAVES, "api", "http", "inference"},
-    "jobs": {*LEAVES, "api", "http", "inference"},
+    "jobs": {*LEAVES, "api", "http", "inference", "limits"},
+    "alerts": {*LEAVES, "http", "jobs", "limits", "metrics"},
     "batch_api": {*LEAVES, "api", "http", "inference", "jobs", "metrics", "translations"},
     "translations": {*LEAVES, "api", "auth", "http", "inference", "jobs"},
     "operations": {

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from contract.builders import CUSTOMER, admit
 from pool import Pool
+from ratelimit.periods import window_number, window_start
 from scheduler.errors import ErrorCode
 from scheduler.protocol.limits import CHUNK, QuotaRestore, QuotaSpent
 from scheduler.redis_client.connections import command_client
@@ -87,9 +88,75 @@ async def test_shorter_windows_are_counted_from_the_epoch(client: Redis, period:
         assert await window(client, time, period) == (number, EPOCH + (number + 1) * length)
 
 
+# Time zones
+
+EAST, WEST = "Etc/GMT-14", "Etc/GMT+12"
+"""26 hours apart: wherever it is day, their dates differ."""
+
+
+async def test_a_change_of_the_zone_forgets_and_doubles_no_count(pool: Pool) -> None:
+    """A window lasts until the next date begins: its count holds in the west, and a later date has a new amount, once."""
+    day = {"quotas": [("1day", 10)]}
+    assert await admit(pool, 6, **day, zone=EAST) == ["accepted"] * 6
+    assert await admit(pool, 5, **day, zone=WEST) == ["accepted"] * 4 + ["quota"]
+    assert await admit(pool, 1, **day, zone=EAST) == ["quota"]
+    assert await admit(pool, 1, **day) == ["quota"]
+
+    other = {"customer_id": "other", **day}
+    assert await admit(pool, 11, **other, zone=WEST) == ["accepted"] * 10 + ["quota"]
+    assert await admit(pool, 11, **other, zone=EAST) == ["accepted"] * 10 + ["quota"]
+    assert await admit(pool, 1, **other, zone=WEST) == ["quota"]
+
+
+@pytest.mark.parametrize(
+    ("before", "zone"), [(EAST, WEST), (WEST, WEST), ("", "Asia/Kolkata"), (EAST, "America/New_York")]
+)
+async def test_the_wait_is_until_the_real_end(pool: Pool, before: str, zone: str) -> None:
+    """That of the window in force, whose date may be one of the zone before."""
+    assert await admit(pool, 2, quotas=[("1day", 2)], zone=before) == ["accepted"] * 2
+    (verdict,) = await pool.admit([pool.submission(quotas=[("1day", 2)], zone=zone)])
+
+    now = EPOCH + timedelta(milliseconds=await pool.now_ms())
+    number = max(window_number("1day", now, each) for each in (before, zone))
+    ends_ms = (window_start("1day", number + 1, zone) - now) / timedelta(milliseconds=1)
+    assert verdict.outcome == "quota"
+    assert verdict.retry_after_ms == verdict.left.quotas[0][1] == pytest.approx(ends_ms, abs=5000)
+
+
+async def test_hours_are_those_of_utc_in_each_zone(pool: Pool) -> None:
+    """Also where the offset has half hours, so a change of the zone changes nothing."""
+    quotas = [("2hour", 5)]
+    for zone in ("", "Asia/Kolkata", EAST, WEST, ""):
+        assert await admit(pool, 1, quotas=quotas, zone=zone) == ["accepted"]
+    assert await admit(pool, 1, quotas=quotas) == ["quota"]
+
+
+async def test_the_present_window_is_restored_for_its_zone(pool: Pool) -> None:
+    """The number is that of the date there. Of a window before the stored one nothing is restored: its use is over."""
+    now = EPOCH + timedelta(milliseconds=await pool.now_ms())
+
+    def used_in(zone: str, spent: int) -> QuotaSpent:
+        number = window_number("1day", now, zone)
+        start, end = (int(window_start("1day", n, zone).timestamp() * 1000) for n in (number, number + 1))
+        return QuotaSpent("customer", "1day", number, start, end, spent)
+
+    restore = QuotaRestore(pool.client, pool.keys)
+    assert await restore.apply([used_in(EAST, 8)]) == 1
+    assert await admit(pool, 3, quotas=[("1day", 10)], zone=EAST) == ["accepted", "accepted", "quota"]
+    assert await restore.apply([used_in(WEST, 50)]) == 0
+    assert await admit(pool, 1, quotas=[("1day", 11)], zone=WEST) == ["accepted"]
+
+
 # Restore after a loss of Redis
 
 YEAR = [("1year", 10)]
+
+
+def used(customer: str, at_ms: int, spent: int) -> QuotaSpent:
+    """What a customer used of its quota in the year of a time."""
+    number = window_number("1year", EPOCH + timedelta(milliseconds=at_ms))
+    start, end = (int(window_start("1year", n).timestamp() * 1000) for n in (number, number + 1))
+    return QuotaSpent(customer, "1year", number, start, end, spent)
 
 
 async def test_a_restore_is_wanted_once_per_epoch(pool: Pool) -> None:
@@ -130,7 +197,7 @@ async def test_counts_are_only_raised(
     began_ms = await pool.now_ms() - age_ms
 
     restore = QuotaRestore(pool.client, pool.keys)
-    assert await restore.apply([QuotaSpent("customer", "1year", began_ms, restored)]) == raised
+    assert await restore.apply([used("customer", began_ms, restored)]) == raised
 
     assert await admit(pool, 3, quotas=YEAR) == outcomes
     assert await pool.client.pttl(CUSTOMER) > 0
@@ -141,7 +208,7 @@ async def test_a_refund_keeps_restored_quotas(pool: Pool) -> None:
     submission = pool.submission(quotas=YEAR)
     await pool.admit([submission])
     await pool.client.delete(CUSTOMER)
-    await QuotaRestore(pool.client, pool.keys).apply([QuotaSpent("customer", "1year", await pool.now_ms(), 8)])
+    await QuotaRestore(pool.client, pool.keys).apply([used("customer", await pool.now_ms(), 8)])
 
     await pool.terminations.cancel([(submission.id, ErrorCode.WORKER_LOST)])
 
@@ -153,7 +220,7 @@ async def test_a_refund_keeps_restored_quotas(pool: Pool) -> None:
 async def test_many_quotas_are_restored_in_several_calls(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: if Redis is lost between two calls, the restore is still wanted afterwards."""
     now = await pool.now_ms()
-    spent = [QuotaSpent(f"c{n}", "1year", now, 1) for n in range(2 * CHUNK + 1)]
+    spent = [used(f"c{n}", now, 1) for n in range(2 * CHUNK + 1)]
     assert await QuotaRestore(pool.client, pool.keys).apply(spent) == len(spent)
     assert await admit(pool, customer_id=f"c{2 * CHUNK}", quotas=[("1year", 1)]) == ["quota"]
 
@@ -197,7 +264,7 @@ async def test_quotas_are_restored_after_a_restart_from_an_older_dump(tmp_path: 
         assert (await pool.gateway_lives("g1")).epoch_us != first.epoch_us
         restore = QuotaRestore(client, pool.keys)
         assert await restore.wanted()
-        assert await restore.apply([QuotaSpent("customer", "1year", now, 8)]) == 1
+        assert await restore.apply([used("customer", now, 8)]) == 1
         assert await admit(pool, 3, quotas=YEAR) == ["accepted", "accepted", "quota"]
     finally:
         await client.aclose()

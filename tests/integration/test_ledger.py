@@ -12,6 +12,7 @@ from uuid import uuid4
 from zlib import crc32
 
 import asyncpg
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
@@ -20,9 +21,9 @@ from ledger.audit.queries import Usage, find_usage
 from ledger.audit.quota_restore import quota_spent
 from ledger.catalog.api_key import mint, verify
 from ledger.catalog.loader import load
-from ledger.catalog.quotas import window_number, window_start
 from ledger.jobs import JobEnd, NewJob, end_jobs, insert_jobs
 from pool import Pool
+from ratelimit.periods import HALF_YEAR_S, offsets_near, window_number, window_start
 from ratelimit.quotas import PERIOD_S
 from scheduler.errors import RequestError
 from scheduler.protocol.limits import QuotaSpent
@@ -36,6 +37,18 @@ ID = "req_" + "0" * 12 + "7" + "0" * 19
 REQUEST = "INSERT INTO requests (id, created_at, status) VALUES"
 NUMBERS = count(1)
 NOON = datetime(2026, 3, 15, 12, tzinfo=UTC)
+# With changes of clocks in both halves of the year, at midnight, of half an hour; east and west of the date line; none.
+ZONES = (
+    *(
+        "Europe/Amsterdam",
+        "America/New_York",
+        "Africa/Cairo",
+        "America/Havana",
+        "America/Santiago",
+        "Australia/Lord_Howe",
+    ),
+    *("Pacific/Kiritimati", "Pacific/Pago_Pago", "Asia/Kolkata", "Africa/Casablanca", "UTC"),
+)
 
 
 @pytest.fixture
@@ -313,6 +326,11 @@ async def test_usage_of_the_last_day(database_url: str, db: Connection, acme: st
     assert await db.fetchval("SHOW statement_timeout") == timeout
 
 
+def used(customer_id: str, name: str, start: datetime, end: datetime, spent: int, *, zone: str = "") -> QuotaSpent:
+    """What a customer used in the window from `start` to `end`."""
+    return QuotaSpent(customer_id, name, window_number(name, start, zone), ms(start), ms(end), spent)
+
+
 async def test_the_use_of_quotas_is_counted_in_their_windows(db: Connection, acme: str) -> None:
     """Days, months and hours of UTC over all pools; failures of the service and customers without quotas do not count."""
     assert await quota_spent(db, await load(db)) == []
@@ -332,30 +350,55 @@ async def test_the_use_of_quotas_is_counted_in_their_windows(db: Connection, acm
     await request(db, free, NOON)
 
     assert sorted(await quota_spent(db, await load(db), now=NOON)) == [
-        QuotaSpent(acme, "1day", ms(datetime(2026, 3, 15, tzinfo=UTC)), 5),
-        QuotaSpent(acme, "1month", ms(datetime(2026, 3, 1, tzinfo=UTC)), 8),
-        QuotaSpent(acme, "2hour", ms(NOON), 3),
+        used(acme, "1day", datetime(2026, 3, 15, tzinfo=UTC), datetime(2026, 3, 16, tzinfo=UTC), 5),
+        used(acme, "1month", datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 4, 1, tzinfo=UTC), 8),
+        used(acme, "2hour", NOON, NOON + timedelta(hours=2), 3),
     ]
+    # A new day has begun there at 11:00 UTC; it has the request of the next day in UTC, and not that of 00:06.
+    await db.execute("UPDATE customers SET time_zone = 'Pacific/Auckland' WHERE id = $1::text::uuid", acme)
+    day = datetime(2026, 3, 15, 11, tzinfo=UTC)
+    assert used(acme, "1day", day, day + timedelta(days=1), 5, zone="Pacific/Auckland") in await quota_spent(
+        db, await load(db), now=NOON
+    )
+    await db.execute("UPDATE customers SET time_zone = NULL WHERE id = $1::text::uuid", acme)
     await request(db, acme, datetime.now(UTC))  # By default the time is PostgreSQL's.
     assert 1 in [each.spent for each in await quota_spent(db, await load(db)) if each.period == "1day"]
 
 
 async def test_windows_equal_those_of_redis(client: Redis) -> None:
-    """A restored use is stored under the number that the script computes."""
+    """A restored use is stored under the number that the script computes, in UTC and in each zone of the list."""
     draw = random.Random(1)
     windows = files("ratelimit").joinpath("lua", "quota.lua").read_text("utf-8")
-    script = f"local now = tonumber(ARGV[1])\n{windows}\nreturn {{window(ARGV[2])}}"
+    script = (
+        f"local now = tonumber(ARGV[1])\n{windows}\nreturn {{window(ARGV[2], ARGV[3] and cmsgpack.unpack(ARGV[3]))}}"
+    )
     edges = [datetime(year, month, 1, tzinfo=UTC) for year in (1972, 1999, 2000, 2026, 2100) for month in (1, 2, 3, 12)]
     moments = edges + [at - timedelta(milliseconds=1) for at in edges]
     moments += [datetime.fromtimestamp(draw.randrange(4 * 10**12) / 1000, UTC) for _ in range(200)]
     for now in moments:
         period = f"{draw.choice((1, 1, 2, 3, 7, 9999))}{draw.choice(tuple(PERIOD_S))}"
         now_ms = (now - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
-        number, ends = await client.eval(script, 0, now_ms, period)
+        number, ends, _ = await client.eval(script, 0, now_ms, period)
 
         assert (period, now, window_number(period, now)) == (period, now, number)
         if ends < 200 * 365 * 86_400_000:
             assert window_start(period, number + 1).timestamp() * 1000 == ends
+    for zone in ZONES:
+        for now in (
+            datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=draw.randrange(366 * 1440)) for _ in range(150)
+        ):
+            period = f"{draw.choice((1, 1, 1, 2, 3, 7))}{draw.choice(('hour', 'day', 'week', 'month', 'year'))}"
+            offsets = msgspec.msgpack.encode(offsets_near(zone, int(now.timestamp()) // HALF_YEAR_S))
+            number, ends, _ = await client.eval(script, 0, ms(now), period, offsets)
+
+            assert (zone, period, now, window_number(period, now, zone)) == (zone, period, now, number)
+            if ends < ms(now) + 700 * 86_400_000:
+                assert (zone, period, now, window_start(period, number + 1, zone).timestamp() * 1000) == (
+                    zone,
+                    period,
+                    now,
+                    ends,
+                )
 
 
 async def test_a_job_ends_once(db: Connection, acme: str, client: Redis) -> None:

@@ -252,7 +252,9 @@ async def write_the_audit(gateway: Pool, scheduler: Pool) -> None:
     await scheduler.outbox.drop(len(taken.entries), name_of(taken.entries[0]), [b"bad"])
     restore = QuotaRestore(scheduler.client, scheduler.keys)
     await restore.wanted()
-    await restore.apply([QuotaSpent("customer", "1day", await scheduler.now_ms(), 3)])
+    await restore.apply(
+        [QuotaSpent("customer", "1day", 1, await scheduler.now_ms() - 1000, await scheduler.now_ms() + 1000, 3)]
+    )
     order = PartsOrder("customer", [Bucket(REQUEST_BUCKET, 1.0, 9.0)], Parts(5000, 5000, 5000), [Grant("1day", 10)])
     allotments, ends_ms = Allotments(scheduler.client, scheduler.keys), await scheduler.now_ms() + 3000
     assert (await allotments.allot("one", 1, 1, ends_ms, [order])).accepted

@@ -116,7 +116,7 @@ def test_only_given_options_are_set() -> None:
     assert changes_of(CUSTOMER, given) == {"burst": 50.0, "tokens_per_minute": None}
     assert changes_of(TIER, {"shadow": "off", "max_concurrency": "1,000"}) == {"shadow": False, "max_concurrency": 1000}
     assert new_row(CUSTOMER, {"tier": "free"}) == {"tier": "free"}
-    with pytest.raises(UsageError, match=r"--tier, .* or --manages-keys"):
+    with pytest.raises(UsageError, match=r"--tier, .* or --alert-url"):
         changes_of(CUSTOMER, {"burst": None})
     with pytest.raises(UsageError, match=r"^Required: --tier\.$"):
         new_row(CUSTOMER, {"burst": "5"})

@@ -17,6 +17,7 @@ from tierlane.connect import VerbError
 
 NAMES = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=12)
 QUOTAS = st.lists(st.sampled_from(["5/day", "5 per day", "6/day", "7 tokens/month", "0.5 usd/week"]), unique=True)
+SHARES = st.lists(st.floats(0, 1, exclude_min=True), unique=True, max_size=3).map(sorted)
 TEXTS = {"cache_scope": ["customer", "global"], "status": ["active", "suspended"], "state": ["open", "draining"]}
 TIMES = st.datetimes(min_value=datetime(1990, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
 
@@ -54,7 +55,9 @@ def catalogs(draw: st.DrawFn) -> dict[str, list[dict[str, Any]]]:
             else:
                 owner = {"customer_id": None, "tier": name}
             if table in ("tiers", "customers"):
-                catalog["quotas"] += [{**owner, "quota": text} for text in draw(QUOTAS)]
+                catalog["quotas"] += [
+                    {**owner, "quota": text, "alert_shares": draw(st.none() | SHARES)} for text in draw(QUOTAS)
+                ]
     return catalog
 
 
@@ -94,6 +97,13 @@ def faults(text: str) -> list[str]:
         ('models: {"a\\0": {}}', ["1:10 models has a name that is not text."]),
         ('models: {a: {pool: "\\0"}}', ["1:20 models.a.pool has a character that PostgreSQL cannot store."]),
         ("customers: {acme: }", ["1:13 customers.acme must have tier."]),
+        (
+            "customers: {acme: {tier: free, quotas: [{alert_shares: [1]}, {quota: 5/minute, alert_shares: [1]}]}}",
+            [
+                "1:41 customers.acme.quotas must have quota.",
+                "1:62 customers.acme.quotas: alert_shares: quota 5/minute has no alerts: its periods are shorter than an hour.",
+            ],
+        ),
         ("customers: {acme: {tier: free, quotas: 5/day}}", ["1:40 customers.acme.quotas must be a list."]),
         (
             "customers: {acme: {tier: free, quotas: [5/day, 5/day, [6/day]]}}",
@@ -161,8 +171,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "tiers": [row("tiers", name="free", priority=1), row("tiers", name="paid", priority=2)],
     "customers": [row("customers", id=UUID(int=1), name="acme", tier="free")],
     "quotas": [
-        {"id": 1, "customer_id": UUID(int=1), "tier": None, "quota": "5/day"},
-        {"id": 2, "customer_id": UUID(int=1), "tier": None, "quota": "9/month"},
+        {"id": 1, "customer_id": UUID(int=1), "tier": None, "quota": "5/day", "alert_shares": None},
+        {"id": 2, "customer_id": UUID(int=1), "tier": None, "quota": "9/month", "alert_shares": [0.5]},
     ],
 }
 
@@ -180,6 +190,18 @@ def test_a_quota_takes_the_place_of_that_of_its_period_and_unit() -> None:
     assert [row["quota"] for row in kept.created] == ["7 tokens/day"]
     assert ([row["id"] for row in kept.kept], kept.deleted) == ([2], [])
     assert ([row["id"] for row in pruned.deleted], pruned.kept) == ([2], [])
+
+
+def test_alert_shares_of_quotas_are_changed_in_place() -> None:
+    """A quota with shares is a mapping; without them it gets the usual ones; an empty list and `off` are none."""
+    text = "customers: {acme: {tier: free, quotas: [{quota: 5/day, alert_shares: [1, 0.5]}, 9/month]}}"
+    off = "customers: {acme: {tier: free, quotas: [{quota: 5/day, alert_shares: []}, {quota: 9/month, alert_shares: off}]}}"
+
+    assert [(new["id"], new["alert_shares"]) for _, new in planned(text)["quotas"].changed] == [
+        (1, [0.5, 1.0]),
+        (2, None),
+    ]
+    assert [(new["id"], new["alert_shares"]) for _, new in planned(off)["quotas"].changed] == [(1, []), (2, [])]
 
 
 def test_prune_deletes_in_the_sections_of_the_file() -> None:

@@ -125,6 +125,7 @@ def all_counters() -> Series:
     counters.failed("free", PATH, ErrorCode.QUEUE_FULL)
     counters.failed("free", PATH, ErrorCode.QUEUE_TIMEOUT)
     counters.retried("free")
+    counters.quota_alert("free", 0.85)
     counters.called("admit", 0.001)
     return counters.series() | {(LIMITED, "free", "quota"): [1]}
 

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 from ledger.catalog.changes import MAX_CHANGES, ChangedIds, changed_by
 from ledger.catalog.loader import SnapshotBuild, models_from, readable, tiers_from
-from ledger.catalog.quotas import BadCatalogRow, name_of, parse_quota, window_number, window_start
+from ledger.catalog.quotas import BadCatalogRow, name_of, parse_quota
 from ledger.catalog.snapshot import Quota, Snapshot
 from ledger.schema.catalog import QUOTA_PATTERN
 from ratelimit.limits import value_of
+from ratelimit.periods import window_number, window_start
 from ratelimit.quotas import NOTATIONS, PERIOD_S
 
 PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, False)
 FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000, True)
-ACME = ("c1", "acme", "paid", False, None, None, None, None, None, None, 1.0, None, 1, None)
+ACME = ("c1", "acme", "paid", False, None, None, None, None, None, None, 1.0, None, 1, None, None, None)
 KEY = ("k1", "c1", b"x" * 32, None, False, None, None, None, None)
 MODEL = ("tiny", "default", 32, None, 40, 100.0, 0.8, 0, True, "customer", False, None, None)
 DAILY = ("c1", None, "10000/day")
@@ -81,7 +82,8 @@ def test_tiers_are_in_order_of_priority_and_limits_are_inherited() -> None:
 def test_a_customers_own_values_override_those_of_its_tier() -> None:
     """Each value by itself; the suspension and the callback hosts are the customer's. It uses as many cells as a burst of 6 allows."""
     own = ("c1", "acme", "paid", True, 5.0, 6.0, 7, 8, 9, "hooks.example.com", 2.5, "west", 3, ["tiny", "big"])
-    made = snapshot(rows(customers=[own]))
+    own += ("Europe/Amsterdam", "https://hooks.example.com/")
+    made = snapshot(rows(customers=[own], quotas=[(*DAILY, [1.0, 0.5]), ("c1", None, "9/month", None)]))
     identity = made.keys["k1"].identity
 
     assert (identity.limits, identity.max_queue_ms) == ((5.0, 6.0, 7, 8), 9)
@@ -90,6 +92,8 @@ def test_a_customers_own_values_override_those_of_its_tier() -> None:
     assert (made.customers["c1"].weight, made.keys["k1"].identity.weight) == (2.5, 2.5)
     assert (identity.cell, identity.spread, identity.models) == ("west", 2, ("tiny", "big"))
     assert made.customers["c1"].identity("k1") == identity
+    assert (identity.zone, made.customers["c1"].alert_url) == ("Europe/Amsterdam", "https://hooks.example.com/")
+    assert made.customers["c1"].alert_shares == (("1day", (0.5, 1.0)),)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ LIMITS = {"requests_per_second": 10.0, "burst": 20.0, "max_concurrency": 9}
 AUXILIARY = ("auxiliary_requests_per_second", "auxiliary_burst")
 UNSET = dict.fromkeys((*AUXILIARY, "max_queue_ms", "shed_depth", "shed_wait_ms", "slo_ms"))
 TIER = {**NONE, **LIMITS, **UNSET, "name": "free", "max_queue_depth": 100}
-CUSTOMER = {**NONE, "id": ACME, "name": "acme", "tier": "free", "callback_hosts": None, "spread": 1}
+CUSTOMER = {**NONE, "id": ACME, "name": "acme", "tier": "free", "callback_hosts": None, "alert_url": None, "spread": 1}
 KEY = {"id": "0123456789ab", "customer_id": ACME, "requests_per_second": None, "burst": None}
 MODEL = {"name": "tiny", "pool": "default", "enabled": True, "cache_scope": "customer", "cache_ttl_s": 0}
 PRICE = {"model": "tiny", "state": "now", "usd_per_gpu_s": 1, "usd_per_1000_tokens": 0}
@@ -88,11 +88,13 @@ def test_each_kind(rows: dict[str, Any], found: list[str]) -> None:
 
 
 def test_what_depends_on_the_settings() -> None:
-    """Callback hosts without the deployment's secret; a default model that is none of the enabled ones of the pool."""
-    hosts = catalog(customers=[{"callback_hosts": "hooks.example"}, {"callback_hosts": ""}])
+    """Callback hosts and alerts without the deployment's secret; a default model that is none of the enabled ones of the pool."""
+    hosts = catalog(
+        customers=[{"callback_hosts": "hooks.example"}, {"callback_hosts": ""}, {"alert_url": "https://hooks.example"}]
+    )
     two = catalog(models=[{}, {"name": "big"}])
 
-    assert kinds(hosts, GATEWAYS._replace(can_sign=False)) == ["callbacks"]
+    assert kinds(hosts, GATEWAYS._replace(can_sign=False)) == ["callbacks", "alerts"]
     assert kinds(two, GATEWAYS._replace(default_model="big")) == []
     assert "TIERLANE_DEFAULT_MODEL is huge" in rows_without_effect(two, GATEWAYS._replace(default_model="huge"))[0].said
     assert kinds(two, GATEWAYS._replace(pool="other")) == []

@@ -16,10 +16,21 @@ import yaml  # type: ignore[import-untyped]
 
 from ledger.admin.catalog_plan import UNCHANGED, RowFault, RowsByTable, WantedCatalog
 from ledger.admin.changes import Row
-from ledger.admin.customers import parsed_quota
+from ledger.admin.customers import check_alerts, parsed_quota
 from ledger.admin.errors import BadValue
 from ledger.admin.rows import price_name
-from tierlane.admin.fields import CELL, CELL_STATE, CUSTOMER, CUSTOMER_STATUS, MODEL, PRICE, REQUIRED, TIER, Field
+from tierlane.admin.fields import (
+    CELL,
+    CELL_STATE,
+    CUSTOMER,
+    CUSTOMER_STATUS,
+    MODEL,
+    PRICE,
+    QUOTA,
+    REQUIRED,
+    TIER,
+    Field,
+)
 from tierlane.admin.values import time, value_of
 from tierlane.connect import UsageError, VerbError
 from tierlane.output import printable
@@ -34,6 +45,7 @@ SECTIONS: Mapping[str, Sequence[Field]] = {
 """The fields of each section, in the order in which `export` writes them."""
 
 WITH_QUOTAS = ("tiers", "customers")
+QUOTA_FIELDS = ("quota", *(field.name for field in QUOTA))
 MOST_FAULTS = 50
 MOST_CHARS, MOST_LINE = 80, 500
 """Of a value in an error, and of the whole error."""
@@ -98,7 +110,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[tuple[Any, ...], Row]] = {}
-        self.quotas: dict[tuple[str, str], list[str]] = {}
+        self.quotas: dict[tuple[str, str], dict[str, Row]] = {}
         self.places: dict[tuple[str, str, str], Place] = {}
         self.faults: list[tuple[Place, str]] = []
 
@@ -175,20 +187,29 @@ class _Reader:
         self.places["prices", name, ""] = _place(node)
         self.rows["prices"][key] = self.fields("prices", name, path, given, node)
 
-    def held(self, table: str, name: str, path: str, node: Any) -> list[str]:
-        """The quotas of a row."""
-        found: list[str] = []
+    def held(self, table: str, name: str, path: str, node: Any) -> dict[str, Row]:
+        """The quotas of a row: texts or, with alert shares, mappings."""
+        found: dict[str, Row] = {}
         if node is None:
             return found
         self.places[table, name, "quotas"] = _place(node)
         for item in self.items(node, f"{path}.quotas"):
-            text = self.text(item, f"{path}.quotas")
+            given = {"quota": item}
+            if isinstance(item, yaml.MappingNode):
+                given = {column: each for column, _, each in self.entries(item, f"{path}.quotas", QUOTA_FIELDS)}
+                if "quota" not in given:
+                    self.fault(item, f"{path}.quotas must have quota.")
+                    continue
+            text = self.text(given["quota"], f"{path}.quotas")
             if text in found:
                 self.fault(item, f"{path}.quotas has {_shown(text)} twice.")
             elif text is not None:
+                shares = given.get("alert_shares")
+                values = {"alert_shares": shares and self.value(QUOTA[0], f"{path}.quotas.alert_shares", shares)}
                 try:
                     parsed_quota(text)
-                    found.append(text)
+                    check_alerts(text, values["alert_shares"])
+                    found[text] = values
                 except BadValue as error:
                     self.fault(item, f"{path}.quotas: {error}")
         return found
@@ -223,15 +244,20 @@ class _Reader:
 
     def value(self, field: Field, path: str, node: Any) -> Any:
         """The value of a field; None after a fault."""
-        if field.kind == "names" and isinstance(node, yaml.SequenceNode):
+        if field.kind in ("names", "shares") and isinstance(node, yaml.SequenceNode):
             names = [self.text(each, path) for each in node.value]
-            return None if None in names else list(dict.fromkeys(names))
-        text = self.text(node, path)
+            if None in names:
+                return None
+            if field.kind == "names":
+                return list(dict.fromkeys(names))
+            text: str | None = ",".join(map(str, names)) or "off"
+        else:
+            text = self.text(node, path)
         if text is None:
             return None
         if node.tag == _NULL:
             text = "none"
-        elif field.kind == "switch":
+        elif field.kind in ("switch", "shares"):
             text = _SWITCH.get(text.lower(), text)
         fault = f"{path}: must be a number, got {_shown(text)}."
         try:
@@ -288,9 +314,11 @@ def _listed(names: Iterable[str]) -> str:
 def write_file(catalog: RowsByTable, version: str) -> str:
     """The catalog as a document: tiers by priority, other rows by name, with the values that are not defaults."""
     document: dict[str, Any] = {}
-    quotas: dict[object, list[str]] = {}
+    quotas: dict[object, dict[str, Any]] = {}
     for row in catalog["quotas"]:
-        quotas.setdefault(row["customer_id"] or row["tier"], []).append(row["quota"])
+        shares = row["alert_shares"]
+        shown = row["quota"] if shares is None else {"quota": row["quota"], "alert_shares": [*map(_plain, shares)]}
+        quotas.setdefault(row["customer_id"] or row["tier"], {})[row["quota"]] = shown
     for table, fields in SECTIONS.items():
         section: dict[str, Any] = document.setdefault(table, {})
         for row in catalog[table]:
@@ -303,7 +331,7 @@ def write_file(catalog: RowsByTable, version: str) -> str:
                 section.setdefault(row["model"], []).append({"valid_from": _time(row["valid_from"]), **values})
                 continue
             if held := quotas.get(row["id"] if table == "customers" else row["name"]) if table in WITH_QUOTAS else None:
-                values["quotas"] = sorted(held)
+                values["quotas"] = [held[text] for text in sorted(held)]
             section[row["name"]] = values
     head = (
         f"# The catalog of Tierlane, written by `tierlane export` {version}. `tierlane apply -f FILE` makes these changes.\n"

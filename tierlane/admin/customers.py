@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import typer
 
-from gateway.jobs.webhook_security import customer_key, secret_text
+from gateway.jobs.webhook_security import customer_key, installation_key, secret_text
 from ledger.admin.changes import Row, find, remove
 from ledger.admin.customers import alter_customer as change_customer
 from ledger.admin.customers import alter_key as change_key
@@ -21,9 +21,11 @@ from ledger.admin.rows import (
     count_of,
     find_customer,
     find_key,
+    list_alerts,
     list_customers,
     list_keys,
     list_quotas,
+    shown_alert,
 )
 from ledger.catalog.quotas import parse_quota
 from ledger.postgres import Connection
@@ -57,7 +59,13 @@ KEY_COLUMNS = (
     Column("models", "MODELS"),
 )
 KEY_LIST_COLUMNS = (KEY_COLUMNS[0], Column("customer", "CUSTOMER"), *KEY_COLUMNS[1:])
-QUOTA_COLUMNS = named("tier", "customer", "quota")
+QUOTA_COLUMNS = (*named("tier", "customer", "quota"), Column("alert_shares", "ALERTS AT"))
+ALERT_COLUMNS = (
+    Column("reached_at", "REACHED"),
+    *named("customer", "quota", "share", "used", "amount", "unit"),
+    Column("period_end", "PERIOD ENDS"),
+    *named("sent"),
+)
 _LIMIT_SOURCES = (Column("limit", "LIMIT"), Column("value", "VALUE"), Column("source", "FROM"))
 _QUOTA_SOURCES = (Column("quota", "QUOTA"), Column("source", "FROM"))
 DAYS_AS_WEEKS = (
@@ -92,7 +100,7 @@ async def show_customer(call: VerbCall, name: str) -> int:
         return 0
     fields = {"customer": "name", "id": "id", "tier": "tier", "weight": "weight", "status": "status"}
     fields |= {"created": "created_at", "callback hosts": "callback_hosts", "cell": "cell", "spread": "spread"}
-    fields |= {"models": "models", "manages keys": "manages_keys"}
+    fields |= {"models": "models", "manages keys": "manages_keys", "time zone": "time_zone", "alert URL": "alert_url"}
     typer.echo("\n".join(aligned((title, readable(page[field])) for title, field in fields.items())))
     for part, columns in (("limits", _LIMIT_SOURCES), ("quotas", _QUOTA_SOURCES), ("keys", KEY_COLUMNS)):
         typer.echo("")
@@ -212,9 +220,38 @@ def show_quotas(customer: str | None, tier: str | None) -> Work:
     return show_rows(read, QUOTA_COLUMNS, "quotas")
 
 
-async def set_quota(connection: Connection, customer: str | None, tier: str | None, text: str) -> ChangeResult:
+def show_alerts(limit: int, customer: str | None) -> Work:
+    """Print the newest shares of quotas that were reached, of one customer or of all."""
+
+    async def read(connection: Connection) -> tuple[list[Row], int]:
+        owner = (await find_customer(connection, customer))["id"] if customer is not None else None
+        rows = [shown_alert(row) for row in await list_alerts(connection, limit, owner)]
+        return [row | {"sent": _delivery(row)} for row in rows], 0
+
+    return show_rows(read, ALERT_COLUMNS, "alerts")
+
+
+def _delivery(alert: Row) -> str:
+    """Whether an alert was sent everywhere."""
+    if not alert["pending"]:
+        return "yes" if alert["tries"] else "no URL"
+    return "waiting" if alert["due_at"] is not None else "failed"
+
+
+async def show_installation_secret(call: VerbCall) -> int:
+    """Print the secret with which TIERLANE_ALERT_URL verifies alerts. Raises VerbError if the deployment's is not set."""
+    if not call.settings.callback_key:
+        raise VerbError("TIERLANE_CALLBACK_SECRET is not set. Set it to the value of the gateways.")
+    secret = secret_text(installation_key(call.settings.callback_key))
+    print_json({"webhook_secret": secret}) if call.output == "json" else typer.echo(secret)
+    return 0
+
+
+async def set_quota(
+    connection: Connection, customer: str | None, tier: str | None, text: str, values: Row
+) -> ChangeResult:
     """Set a quota of a customer or a tier."""
-    changes = await upsert_quota(connection, customer, tier, text)
+    changes = await upsert_quota(connection, customer, tier, text, values)
     quota = parse_quota(None, "any", text)
     return ChangeResult(changes, notes=[DAYS_AS_WEEKS] if quota.unit == "day" and quota.every % 7 == 0 else [])
 

@@ -10,8 +10,15 @@ from typing import Literal, TypeAlias
 from ratelimit.limits import AUXILIARY_COLUMNS, LIMIT_COLUMNS, LimitColumn
 from tierlane.settings.declaration import Option
 
-Kind: TypeAlias = Literal["whole", "decimal", "switch", "text", "names"]
-_METAVARS: dict[Kind, str] = {"whole": "N", "decimal": "X", "switch": "on|off", "text": "NAME", "names": "NAMES"}
+Kind: TypeAlias = Literal["whole", "decimal", "switch", "text", "names", "shares"]
+_METAVARS: dict[Kind, str] = {
+    "whole": "N",
+    "decimal": "X",
+    "switch": "on|off",
+    "text": "NAME",
+    "names": "NAMES",
+    "shares": "X,X...|off",
+}
 REQUIRED = "required"
 """The default of a field that a new row must have."""
 
@@ -93,6 +100,22 @@ CUSTOMER = (
     _field("spread", "whole", "Number of cells that it uses, each with a part of its limits.", default="1"),
     _may_be_none("models", "names", "Models that its keys may use; null: all."),
     _field("manages_keys", "switch", "True: its keys may create, list and revoke its keys (/v1/keys).", default="off"),
+    _may_be_none(
+        "time_zone",
+        "text",
+        "Time zone in which days, weeks, months and years of its quotas begin, such as Europe/Amsterdam; null: UTC.",
+    ),
+    _may_be_none(
+        "alert_url",
+        "text",
+        "Where alerts of its quotas are sent; its host must be one of its callback_hosts; null: nowhere.",
+    ),
+)
+
+QUOTA = (
+    _may_be_none(
+        "alert_shares", "shares", "Shares of it that raise an alert, above 0 to 1; empty: none; null: 0.8 and 1."
+    ),
 )
 
 CUSTOMER_STATUS = _field("status", "text", "active, or suspended: every request gets 403.", default="active")

@@ -19,8 +19,13 @@ _KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "decimal": ("a number", lambda text: float(text.replace(",", ""))),
     "switch": ("on or off", {"on": True, "off": False}.__getitem__),
     "text": ("a name", str),
+    "shares": ("numbers separated by commas or off", lambda text: [] if text == "off" else _shares(text)),
     "names": ("names separated by commas", lambda text: list(dict.fromkeys(name.strip() for name in text.split(",")))),
 }
+
+
+def _shares(text: str) -> list[float]:
+    return sorted({float(share) for share in text.split(",")})
 
 
 def one_of(first_name: str, first: str | None, second_name: str, second: str | None) -> str | None:

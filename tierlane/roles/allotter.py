@@ -3,14 +3,12 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 
 from msgspec.structs import replace
 from uuid_utils import uuid7
 
 from ledger.audit.quota_restore import quota_spent
 from ledger.catalog.follower import Catalog
-from ledger.catalog.quotas import window_number
 from ledger.catalog.snapshot import CellRow, Customer, Snapshot
 from ledger.postgres import AWAY, LEADER_CONNECT_TIMEOUT_S, closing, connect
 from ratelimit.limits import MAX_CONCURRENCY, base_buckets, value_of
@@ -36,6 +34,7 @@ def shared_customer(customer: Customer, cells: Sequence[CellRow]) -> SharedCusto
         int(value_of(customer.limits, MAX_CONCURRENCY) or 0),
         customer.quotas,
         customer.spread > 1,
+        customer.zone,
     )
 
 
@@ -95,8 +94,7 @@ class QuotaAudit:
             rows = await quota_spent(connection, replace(snapshot, customers=customers))
         found: dict[str, dict[str, tuple[int, int]]] = {customer_id: {} for customer_id in ids}
         for row in rows:
-            began = datetime.fromtimestamp(row.began_ms / 1000, UTC)
-            found[row.customer_id][row.period] = window_number(row.period, began), row.spent
+            found[row.customer_id][row.period] = row.window, row.spent
         for customer_id, spent in found.items():
             self._allotter.audited(customer_id, spent)
 

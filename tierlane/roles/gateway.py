@@ -77,6 +77,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
             kept_ms=settings.job_result_ms,
             callback_hosts=settings.callback_host_list,
             callback_secret=settings.callback_key,
+            alert_url=settings.alert_url,
         ),
         grpc=settings.config_of(GrpcConfig, "grpc_") if settings.grpc_port else None,
         responses=ResponseStoreConfig(

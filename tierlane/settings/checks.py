@@ -114,6 +114,15 @@ def callback_hosts(value: str) -> str:
     return value
 
 
+def webhook_url(value: str) -> str:
+    """Check the URL of a receiver of webhooks; empty is not set."""
+    from gateway.jobs.callback_url import is_webhook_url
+
+    if value and not is_webhook_url(value):
+        raise ValueError("must be an http or https URL in ASCII, without user, password and fragment")
+    return value
+
+
 def callback_secret(value: "SecretStr") -> "SecretStr":
     """Check a secret of Standard Webhooks; empty is not set."""
     from gateway.jobs.webhook_security import secret_bytes

@@ -196,6 +196,13 @@ class JobSettings:
     callback_private_addresses: bool = boolean(
         "Allow callbacks to private addresses: exposes your network to every customer."
     )
+    alert_url: str = setting(
+        "",
+        "URL for alerts of the quotas of all customers. Its webhook secret: `tierlane quota alerts --webhook-secret`. Unset: none.",
+        "URL",
+        check=checks.webhook_url,
+        needs="callback_secret",
+    )
     callback_shared_signature: bool = boolean(
         "Also sign with TIERLANE_CALLBACK_SECRET itself. Each receiver can then sign for all others.",
     )

@@ -90,6 +90,8 @@ const Details = (() => {
       ...(found.rejections ? table("Last rejections", ["Time", "Request", "Error", "Limit", "Limits at", "More"],
         found.rejections.map((each) => [clock(each.at_ms), viewLink("request", each.request_id), code(each.code, found.messages),
           each.limit || "–", percent(each.factor), each.more ? `+${each.more}` : ""])) : []),
+      ...(found.alerts?.length ? table("Quotas that are nearly or wholly used", ["Time", "Quota", "Share", "Period ends"],
+        found.alerts.map((each) => [clock(Date.parse(each.reached_at)), each.quota, percent(each.share), new Date(each.period_end).toLocaleString()])) : []),
       ...(found.failed ? table("Last failed requests (one hour)", ["Time", "Request", "Model", "Error"],
         found.failed.map((each) => [clock(Date.parse(each.created_at)), viewLink("request", each.id), each.model, code(each.error_code ?? "", found.messages)])) : []),
       element("p", `The same in a terminal: tierlane explain ${found.name}`, "soft"),

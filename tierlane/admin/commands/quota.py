@@ -4,7 +4,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from tierlane.admin.options import CustomerOption, OnlyCustomer, Work, changes, reads, writes
+from tierlane.admin.fields import QUOTA
+from tierlane.admin.options import CustomerOption, Given, Limit, OnlyCustomer, Work, changes, reads, writes
 from tierlane.command import option, verb_group
 from tierlane.lazy import customers, values
 
@@ -42,11 +43,12 @@ def quota_list(
     return customers.show_quotas(values.one_of("CUSTOMER", customer, "--customer", named), tier)
 
 
-@writes(app, "set", "quota set acme 10000/day\nquota set --tier free '100 usd/month'")
-def quota_set(words: Quota, tier: OfTier = None) -> Work:
+@writes(app, "set", "quota set acme 10000/day\nquota set --tier free '100 usd/month' --alert-shares 0.5,0.9,1", QUOTA)
+def quota_set(words: Quota, given: Given, tier: OfTier = None) -> Work:
     """Set a quota, such as 10000/day. It replaces that of the same period and unit; requests already made count."""
     customer, text = customers.owner_and_quota(words, tier)
-    return changes(lambda connection: customers.set_quota(connection, customer, tier, text))
+    row = values.values_of(QUOTA, given)
+    return changes(lambda connection: customers.set_quota(connection, customer, tier, text, row))
 
 
 @writes(app, "remove", "quota remove acme day")
@@ -54,3 +56,18 @@ def quota_remove(words: OldQuota, tier: OfTier = None) -> Work:
     """Remove a quota."""
     customer, text = customers.owner_and_quota(words, tier)
     return changes(lambda connection: customers.remove_quota(connection, customer, tier, text))
+
+
+@reads(app, "alerts", "quota alerts acme")
+def quota_alerts(
+    customer: OnlyCustomer = None,
+    named: CustomerOption = None,
+    limit: Limit = 100,
+    webhook_secret: Annotated[  # noqa: FBT002 - typer reads switches from the signature
+        bool, option("--webhook-secret", "Show only the secret that signs alerts to TIERLANE_ALERT_URL.", "off")
+    ] = False,
+) -> Work:
+    """Show shares of quotas that customers reached, the newest first, and whether they were sent."""
+    if webhook_secret:
+        return customers.show_installation_secret
+    return customers.show_alerts(limit, values.one_of("CUSTOMER", customer, "--customer", named))

@@ -1,0 +1,1 @@
+"""Alerts at shares of quotas: detection, storage and delivery."""
