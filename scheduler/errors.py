@@ -358,8 +358,8 @@ HTTP: dict[ErrorCode, HttpError] = {
         403,
         "permission_error",
         "Another page sent this request.",
-        "The dashboard did not send this action.",
-        "Use the dashboard's own page.",
+        "The dashboard did not send this action, or a change with the cookie of the admin API has no `X-Tierlane-Request: 1`.",
+        "Use the dashboard's own page, or send the header.",
         retry=False,
     ),
     ErrorCode.CHANGED_MEANWHILE: HttpError(

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gateway.admin_api.authentication import REQUEST_HEADER
 from gateway.admin_api.bodies import ProcessState
 from gateway.admin_api.roles import least_role
 from gateway.admin_api.route import PREFIX, AdminRoute
 from gateway.admin_api.routes import ROUTES
+from gateway.admin_api.sessions import ENDPOINTS as SESSION_ENDPOINTS
 from gateway.http.response import JSON
 from gateway.openapi.document import ApiInfo, openapi
 from gateway.openapi.endpoint_kinds import ANY_PATH_ERRORS
@@ -23,9 +25,17 @@ INFO = ApiInfo(
     {
         "catalog": "Rows of the catalog.",
         "audit": "What was requested and changed.",
+        "sessions": "For browsers: a session in a cookie.",
         "operations": "For load balancers.",
     },
-    {"operator": {"type": "http", "scheme": "bearer", "description": "The token of an operator: `tlo_...`."}},
+    {
+        "operator": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "The token of an operator: `tlo_...`. A browser sends the cookie of its session instead, and with "
+            f"changes `{REQUEST_HEADER}: 1`.",
+        }
+    },
     strict=True,
 )
 READ_ERRORS = ANY_PATH_ERRORS | {
@@ -36,7 +46,12 @@ READ_ERRORS = ANY_PATH_ERRORS | {
     ErrorCode.NOT_FOUND,
     ErrorCode.REQUEST_TOO_LARGE,
 }
-CHANGE_ERRORS = READ_ERRORS | {ErrorCode.CONFLICT, ErrorCode.PRECONDITION_FAILED, ErrorCode.UNSUPPORTED_MEDIA_TYPE}
+CHANGE_ERRORS = READ_ERRORS | {
+    ErrorCode.CONFLICT,
+    ErrorCode.CROSS_SITE,
+    ErrorCode.PRECONDITION_FAILED,
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+}
 DRY_RUN = Parameter(
     "dry_run",
     "query",
@@ -98,7 +113,7 @@ def _probe(path: str, summary: str) -> ApiEndpoint:
 def document(routes: Iterable[AdminRoute]) -> dict[str, Any]:
     """The OpenAPI document of these routes."""
     probes = (_probe("/livez", "Whether the process runs"), _probe("/readyz", "Whether PostgreSQL responds"))
-    return openapi([*map(endpoint_of, routes), *probes], installed_version(), INFO)
+    return openapi([*map(endpoint_of, routes), *SESSION_ENDPOINTS, *probes], installed_version(), INFO)
 
 
 DOCUMENTS: Mapping[str, Any] = {f"{PREFIX}/openapi.json": document(ROUTES)}

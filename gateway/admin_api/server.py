@@ -12,20 +12,20 @@ import structlog
 from aiohttp import web
 from asyncpg import DataError
 
+from gateway.admin_api.authentication import OperatorAuth
 from gateway.admin_api.bodies import given_fields
 from gateway.admin_api.roles import ROLE_ACTIONS, Action, least_role
 from gateway.admin_api.route import AdminCall, AdminResult, AdminRoute
-from gateway.auth.client_address import X_FORWARDED_FOR, Network, client_address
-from gateway.auth.throttle import AuthThrottle
+from gateway.admin_api.sessions import NO_CACHE, SessionHandlers
+from gateway.auth.client_address import Network
 from gateway.http.body.strict_json import check_duplicates, decode
 from gateway.http.error_responses import ErrorResponses
-from gateway.http.errors import RejectionError
 from gateway.http.problem_details import wants_problem
 from gateway.http.response import JSON, HttpResponse
 from gateway.http.validation import invalid
 from ledger.admin.changes import changing
 from ledger.admin.errors import BadValue, ChangeRejected, MissingRow
-from ledger.admin.operators import Operator, find_operator, hash_of
+from ledger.admin.operators import Operator
 from ledger.admin.transaction import Blocked
 from ledger.postgres import AWAY, Connection, reason
 from scheduler.errors import ErrorCode, RequestError
@@ -40,11 +40,6 @@ CONNECTIONS = 8
 MOST_WAITING = 100
 """Requests that wait for one of them; more get 503."""
 
-UNAUTHORIZED = (
-    "The operator's token is not valid: send `Authorization: Bearer tlo_...`; "
-    "check that it was copied whole, has not expired, and was not revoked."
-)
-NO_CACHE = ("Cache-Control", "no-store")
 
 Connect = Callable[[], AbstractAsyncContextManager[Connection]]
 """Opens a connection that waits for locks for a bounded time. Raises AWAY and Blocked."""
@@ -71,13 +66,14 @@ class AdminServer:
     ) -> None:
         self._config = config
         self._connect = connect
-        self._throttle = None if config.auth_failures == "off" else AuthThrottle(config.auth_failures)
+        self._auth = OperatorAuth(config.auth_failures, config.trusted_proxies)
         self._errors = ErrorResponses(random.random)
         self._slots = asyncio.Semaphore(CONNECTIONS)
         self._waiting = 0
         self._app = web.Application(middlewares=[self._answered], client_max_size=MAX_BODY_BYTES)
         for route in routes:
             self._app.router.add_route(route.method, route.path, self._handler_of(route))
+        SessionHandlers(self._auth, self._connection).add_to(self._app.router)
         for path, document in documents.items():
             self._app.router.add_get(path, _constant(document), allow_head=False)
         self._app.router.add_get("/livez", _constant({"status": "ok"}))
@@ -119,12 +115,10 @@ class AdminServer:
         known = {each.name for each in route.query} | ({"dry_run"} if route.may_change else set())
 
         async def handle(request: web.Request) -> web.Response:
-            token_hash = self._token_hash(request)
+            credentials = self._auth.credentials(request)
             raw = await _body(request)  # Before a connection is used.
             async with self._connection() as connection:
-                operator = await find_operator(connection, token_hash)
-                if operator is None:
-                    raise self._unauthorized(request)
+                operator = await self._auth.operator(connection, request, credentials)
                 _check_role(operator, route.least_action)
                 query = _query(request, known)
                 dry_run = _dry_run(query)
@@ -149,23 +143,6 @@ class AdminServer:
             return _response(route, result, dry_run=dry_run)
 
         return handle
-
-    def _token_hash(self, request: web.Request) -> bytes:
-        """The hash of the token, without a query where its form is wrong. Raises RequestError."""
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        hashed = hash_of(token.strip()) if scheme.lower() == "bearer" else None
-        if hashed is None:
-            raise self._unauthorized(request)
-        return hashed
-
-    def _unauthorized(self, request: web.Request) -> RequestError:
-        """The error for a failed authentication, which is counted by address."""
-        forwarded = request.headers.getall(X_FORWARDED_FOR, ())
-        address = client_address(request.remote, forwarded, self._config.trusted_proxies)
-        wait_ms = None if self._throttle is None else self._throttle.failed(address)
-        if wait_ms is None:
-            return RequestError(ErrorCode.INVALID_API_KEY, UNAUTHORIZED)
-        return RejectionError(ErrorCode.RATE_LIMIT_EXCEEDED, "Too many failed authentications.", wait_ms)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:

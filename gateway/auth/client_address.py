@@ -36,6 +36,14 @@ def client_address(peer: str | None, forwarded: Sequence[str], trusted: Sequence
     return address
 
 
+def is_https(peer: str | None, forwarded: Sequence[str], trusted: Sequence[Network]) -> bool:
+    """Whether a trusted proxy at `peer` got the request over TLS. `forwarded`: the values of X-Forwarded-Proto."""
+    ip = ip_of(peer)
+    if ip is None or not any(ip in network for network in trusted):
+        return False
+    return ",".join(forwarded).rpartition(",")[2].strip().lower() == "https"
+
+
 def ip_of(address: str | None) -> IPv4Address | IPv6Address | None:
     """The address, an IPv4 address also if it is written as an IPv6 address; None for other text."""
     try:

@@ -96,7 +96,7 @@ RESPONSE_HEADERS = {
     "Allow": ResponseHeader("The methods of this path.", "GET, HEAD"),
     "Cache-Control": ResponseHeader("Whether the response may be cached.", "no-store"),
     "Set-Cookie": ResponseHeader(
-        "The browser session of the dashboard.",
+        "The session of a browser, in the dashboard or in the admin API.",
         "tierlane_session=...; Path=/internal/dashboard; Max-Age=43200; HttpOnly; SameSite=Strict",
     ),
     "ETag": ResponseHeader(

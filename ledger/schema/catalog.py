@@ -347,6 +347,20 @@ operators = Table(
     comment="People and programs that may use the admin API.",
 )
 
+operator_sessions = Table(
+    "operator_sessions",
+    metadata,
+    column("session_hash", LargeBinary, "SHA-256 of the secret in the cookie.", primary_key=True),
+    column("token_hash", LargeBinary, "That of the operator who signed in; null: an identity provider did.", null=True),
+    column("person", Text, "Name of the person whom an identity provider signed in: oidc:EMAIL.", null=True),
+    column("role", Text, "Role of this person.", null=True),
+    column("created_at", DateTime(timezone=True), "Time of the sign-in.", server_default=now),
+    column("expires_at", DateTime(timezone=True), "From when the session is rejected."),
+    one_of("role", "viewer", "operator", "admin"),
+    check("person", "(person IS NULL) = (role IS NULL) AND (person IS NULL) <> (token_hash IS NULL)"),
+    comment="Sessions of browsers in the admin API; delete a row to end one.",
+)
+
 catalog_version = Table(
     "catalog_version",
     metadata,

@@ -10,6 +10,7 @@ import pytest
 import typer.main
 
 from gateway.admin_api.routes import ROUTES
+from gateway.admin_api.sessions import ENDPOINTS as SESSION_ENDPOINTS
 from gateway.metrics import __main__ as metrics_pages
 from gateway.openapi import __main__ as http_pages
 from ledger import __main__ as sql_pages
@@ -128,7 +129,7 @@ def addresses() -> set[str]:
     """The paths that a gateway or the admin API serves."""
     return set(re.findall(r'"(/[^"]+)"', text_of(ROOT / "gateway" / "wiring.py"))) | {
         "/admin/v1/openapi.json",
-        *(route.path for route in ROUTES),
+        *(route.path for route in (*ROUTES, *SESSION_ENDPOINTS)),
     }
 
 

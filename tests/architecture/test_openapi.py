@@ -12,6 +12,7 @@ from configs import gateway_config
 from gateway.admin_api.document import DOCUMENTS
 from gateway.admin_api.roles import least_role
 from gateway.admin_api.routes import ROUTES
+from gateway.admin_api.sessions import ENDPOINTS as SESSION_ENDPOINTS
 from gateway.app import Gateway
 from gateway.openapi.document import OPTIONAL, openapi
 from gateway.openapi.endpoint_kinds import ADMIN_ERRORS, NOT_INFERENCE_ERRORS
@@ -141,7 +142,12 @@ def test_the_admin_api_is_described_from_its_routes() -> None:
     page = (ROOT / "docs" / "admin-api.md").read_text("utf-8")
     described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
 
-    assert {(route.method, route.path) for route in ROUTES} | {("GET", "/livez"), ("GET", "/readyz")} == described
+    others = {(endpoint.methods[0], endpoint.path) for endpoint in SESSION_ENDPOINTS}
+    assert {(route.method, route.path) for route in ROUTES} | others | {
+        ("GET", "/livez"),
+        ("GET", "/readyz"),
+    } == described
+    assert [path for method, path in others if f"`{method} {path}`" not in page] == []
     assert [route for route in ROUTES if f"| `{route.method} {route.path}` | {route.summary} | " not in page] == []
     for route in ROUTES:
         operation = document["paths"][route.path][route.method.lower()]

@@ -1,6 +1,6 @@
 """The admin API on the test's own database, with an operator of each role."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from gateway.admin_api.document import DOCUMENTS
 from gateway.admin_api.roles import ROLE_ACTIONS
 from gateway.admin_api.routes import ROUTES
 from gateway.admin_api.server import AdminConfig, AdminServer
+from gateway.auth.client_address import Network
 from ledger.admin.changes import changing
 from ledger.admin.operators import create_operator
 from tierlane.connect import administering
@@ -74,11 +75,20 @@ async def running_admin_api(database_url: str, db: Connection, auth_failures: st
         for role in ROLE_ACTIONS:
             token, _ = await create_operator(db, role, role, None)
             tokens[role] = token.text
+    async with served(database_url, auth_failures) as url, aiohttp.ClientSession() as http:
+        yield AdminApi(url, tokens, http)
+
+
+@asynccontextmanager
+async def served(
+    database_url: str, auth_failures: str = "off", trusted_proxies: Sequence[Network] = ()
+) -> AsyncIterator[str]:
+    """The address of a process of the admin API."""
     settings = Settings(database_url=database_url)
-    config = AdminConfig(host="127.0.0.1", port=0, auth_failures=auth_failures, trusted_proxies=())
+    config = AdminConfig(host="127.0.0.1", port=0, auth_failures=auth_failures, trusted_proxies=trusted_proxies)
     server = AdminServer(config, lambda: administering(settings, "test-admin-api"), ROUTES, DOCUMENTS)
-    async with server.listening() as port, aiohttp.ClientSession() as http:
-        yield AdminApi(f"http://127.0.0.1:{port}", tokens, http)
+    async with server.listening() as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
