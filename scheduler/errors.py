@@ -61,6 +61,8 @@ class ErrorCode(StrEnum):
     CHANGED_MEANWHILE = "changed_meanwhile"
     CONFLICT = "conflict"
     PRECONDITION_FAILED = "precondition_failed"
+    SIGN_IN_FAILED = "sign_in_failed"
+    IDENTITY_PROVIDER_UNAVAILABLE = "identity_provider_unavailable"
 
 
 REFUSED = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.CONTEXT_LENGTH_EXCEEDED, ErrorCode.REQUEST_TOO_LARGE})
@@ -350,7 +352,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         "permission_error",
         "The caller may not do that.",
         "The customer does not manage its own keys (`manages_keys`), or the request has a JWT instead of a key; in the admin API, the "
-        "role of the operator does not allow it.",
+        "role of the operator does not allow it, or no group of the person who signs in has a role.",
         "Ask the administrator; in the admin API, use the token of an operator with the role that the message names.",
         retry=False,
     ),
@@ -385,6 +387,21 @@ HTTP: dict[ErrorCode, HttpError] = {
         "The admin API: the row does not have the ETag of `If-Match`.",
         "Read the row again, and repeat the change if it is still meant.",
         retry=False,
+    ),
+    ErrorCode.SIGN_IN_FAILED: HttpError(
+        401,
+        "authentication_error",
+        "The sign-in failed: begin it again.",
+        "The admin API: the sign-in through the identity provider expired, was cancelled or used twice, or the ID token is not valid.",
+        "Sign in again; the message says what to compare if it fails again.",
+        retry=False,
+    ),
+    ErrorCode.IDENTITY_PROVIDER_UNAVAILABLE: HttpError(
+        503,
+        _BUSY,
+        "The identity provider does not respond.",
+        "The admin API: the identity provider does not respond, or its metadata does not fit `TIERLANE_ADMIN_OIDC_ISSUER`.",
+        "Retry; operator: check the provider. Operators can sign in with a token meanwhile.",
     ),
 }
 

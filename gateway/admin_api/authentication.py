@@ -1,7 +1,7 @@
 """Authentication of operators: the token in `Authorization`, or the cookie of a browser's session."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from aiohttp import web
 
@@ -9,14 +9,14 @@ from gateway.auth.client_address import X_FORWARDED_FOR, Network, client_address
 from gateway.auth.throttle import AuthThrottle
 from gateway.http.errors import RejectionError
 from ledger.admin.operators import Operator, find_operator, hash_of
-from ledger.admin.sessions import OperatorSession, find_session, session_hash
+from ledger.admin.sessions import LIFETIME_S, OperatorSession, find_session, session_hash
 from ledger.postgres import Connection
 from scheduler.errors import ErrorCode, RequestError
 
-COOKIE = "tierlane_admin_session"
 OVER_TLS = "__Host-"
 """The prefix of names of cookies that browsers accept and send over TLS only, and from this host only."""
 
+NO_CACHE = ("Cache-Control", "no-store")
 REQUEST_HEADER = "X-Tierlane-Request"
 UNAUTHORIZED = (
     "The operator's token is not valid: send `Authorization: Bearer tlo_...`; "
@@ -24,6 +24,17 @@ UNAUTHORIZED = (
 )
 ENDED = "The session has ended, or there was none: sign in."
 NO_REQUEST_HEADER = f"A change with the cookie of a session needs the header `{REQUEST_HEADER}: 1`."
+
+
+class CookieKind(NamedTuple):
+    """A cookie without its value."""
+
+    name: str
+    lasts_s: int
+    same_site: Literal["Strict", "Lax"]
+
+
+SESSION_COOKIE = CookieKind("tierlane_admin_session", LIFETIME_S, "Strict")
 
 
 class Credentials(NamedTuple):
@@ -59,7 +70,7 @@ class OperatorAuth:
 
     def cookie_hash(self, request: web.Request) -> bytes | None:
         """The hash of the session of the cookie, if there is one."""
-        cookie = request.cookies.get(self._cookie_name(request))
+        cookie = self.cookie(request, SESSION_COOKIE)
         return None if cookie is None else session_hash(cookie)
 
     async def operator(self, connection: Connection, request: web.Request, given: Credentials) -> Operator:
@@ -71,11 +82,21 @@ class OperatorAuth:
             raise self.failed(request)
         return operator
 
-    def set_cookie(self, request: web.Request, response: web.Response, secret: str, lasts_s: int) -> None:
-        """Set the cookie of a session in a response; `lasts_s` 0 deletes it."""
-        name, secure = self._cookie_name(request), self.is_secure(request)
+    def cookie(self, request: web.Request, kind: CookieKind) -> str | None:
+        """The value of a cookie that `set_cookie` has set."""
+        return request.cookies.get(f"{OVER_TLS * self.is_secure(request)}{kind.name}")
+
+    def set_cookie(self, request: web.Request, response: web.Response, kind: CookieKind, value: str) -> None:
+        """Set a cookie in a response, or delete it with an empty value. Over TLS it has the prefix."""
+        secure = self.is_secure(request)
         response.set_cookie(
-            name, secret, max_age=lasts_s, path="/", secure=secure or None, httponly=True, samesite="Strict"
+            f"{OVER_TLS * secure}{kind.name}",
+            value,
+            max_age=kind.lasts_s if value else 0,
+            path="/",
+            secure=secure or None,
+            httponly=True,
+            samesite=kind.same_site,
         )
 
     def is_secure(self, request: web.Request) -> bool:
@@ -91,9 +112,6 @@ class OperatorAuth:
         if wait_ms is None:
             return RequestError(ErrorCode.INVALID_API_KEY, UNAUTHORIZED)
         return RejectionError(ErrorCode.RATE_LIMIT_EXCEEDED, "Too many failed authentications.", wait_ms)
-
-    def _cookie_name(self, request: web.Request) -> str:
-        return f"{OVER_TLS if self.is_secure(request) else ''}{COOKIE}"
 
 
 def check_request_header(request: web.Request) -> None:

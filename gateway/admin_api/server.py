@@ -12,11 +12,12 @@ import structlog
 from aiohttp import web
 from asyncpg import DataError
 
-from gateway.admin_api.authentication import OperatorAuth
+from gateway.admin_api.authentication import NO_CACHE, OperatorAuth
 from gateway.admin_api.bodies import given_fields
+from gateway.admin_api.oidc_provider import OidcConfig
 from gateway.admin_api.roles import ROLE_ACTIONS, Action, least_role
 from gateway.admin_api.route import AdminCall, AdminResult, AdminRoute
-from gateway.admin_api.sessions import NO_CACHE, SessionHandlers
+from gateway.admin_api.sessions import SessionHandlers
 from gateway.auth.client_address import Network
 from gateway.http.body.strict_json import check_duplicates, decode
 from gateway.http.error_responses import ErrorResponses
@@ -50,12 +51,13 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminConfig:
-    """Configuration of the admin API. `auth_failures`: in the notation of `limits`; "off": unlimited."""
+    """Configuration of the admin API. `auth_failures`: in the notation of `limits`; "off": unlimited. `oidc`: None without a provider."""
 
     host: str
     port: int
     auth_failures: str
     trusted_proxies: Sequence[Network]
+    oidc: OidcConfig | None = None
 
 
 class AdminServer:
@@ -73,7 +75,7 @@ class AdminServer:
         self._app = web.Application(middlewares=[self._answered], client_max_size=MAX_BODY_BYTES)
         for route in routes:
             self._app.router.add_route(route.method, route.path, self._handler_of(route))
-        SessionHandlers(self._auth, self._connection).add_to(self._app.router)
+        SessionHandlers(self._auth, self._connection, config.oidc).add_to(self._app.router)
         for path, document in documents.items():
             self._app.router.add_get(path, _constant(document), allow_head=False)
         self._app.router.add_get("/livez", _constant({"status": "ok"}))

@@ -1,4 +1,4 @@
-"""Sign-in of browsers: a session in a cookie, for the token of an operator."""
+"""Sign-in of browsers: a session in a cookie, for the token of an operator or through an identity provider."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -11,24 +11,28 @@ from aiohttp import web
 
 from gateway.admin_api.authentication import (
     ENDED,
+    NO_CACHE,
     REQUEST_HEADER,
+    SESSION_COOKIE,
     Credentials,
     OperatorAuth,
     check_request_header,
     live_session,
 )
+from gateway.admin_api.oidc import CALLBACK_PATH, START_PATH, OidcSignIn
+from gateway.admin_api.oidc_provider import OidcConfig
 from gateway.admin_api.route import PREFIX
 from gateway.http.response import JSON
 from gateway.openapi.endpoint_kinds import ANY_PATH_ERRORS
 from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription
-from gateway.openapi.schemas import only
-from ledger.admin.sessions import LIFETIME, OperatorSession, begin_session, end_session, session_hash
+from gateway.openapi.schemas import NOT_EMPTY, only
+from ledger.admin.sessions import OperatorSession, begin_session, end_session, session_hash
 from ledger.postgres import Connection
 from scheduler.errors import ErrorCode, RequestError
 
 SESSION_PATH, SIGN_IN_PATH = f"{PREFIX}/session", f"{PREFIX}/sign-in"
-NO_CACHE = ("Cache-Control", "no-store")
 _HEADERS = ("x-request-id", "Cache-Control")
+_SENT = ResponseDescription(description="Sent on.", headers=(*_HEADERS, "Location", "Set-Cookie"))
 _AUTHENTICATED = frozenset({ErrorCode.INVALID_API_KEY, ErrorCode.CATALOG_UNAVAILABLE})
 
 log = structlog.get_logger("admin")
@@ -51,15 +55,24 @@ class SignIn(msgspec.Struct):
 class SessionHandlers:
     """The addresses of sessions. `connection` opens one of the connections of the server."""
 
-    def __init__(self, auth: OperatorAuth, connection: Callable[[], AbstractAsyncContextManager[Connection]]) -> None:
+    def __init__(
+        self,
+        auth: OperatorAuth,
+        connection: Callable[[], AbstractAsyncContextManager[Connection]],
+        oidc: OidcConfig | None,
+    ) -> None:
         self._auth = auth
         self._connection = connection
+        self._has_oidc = oidc is not None
+        self._oidc = OidcSignIn(oidc, auth, connection)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         router.add_post(SESSION_PATH, self.sign_in)
         router.add_get(SESSION_PATH, self.show, allow_head=False)
         router.add_delete(SESSION_PATH, self.sign_out)
         router.add_get(SIGN_IN_PATH, self.ways, allow_head=False)
+        router.add_get(START_PATH, self._oidc.start, allow_head=False)
+        router.add_get(CALLBACK_PATH, self._oidc.callback, allow_head=False)
 
     async def sign_in(self, request: web.Request) -> web.Response:
         """Begin a session of the operator with the token in `Authorization`."""
@@ -70,7 +83,7 @@ class SessionHandlers:
             session = await live_session(connection, session_hash(secret))
         log.info("admin_sign_in", operator=operator.name, role=operator.role)
         response = _session_response(session)
-        self._auth.set_cookie(request, response, secret, int(LIFETIME.total_seconds()))
+        self._auth.set_cookie(request, response, SESSION_COOKIE, secret)
         return response
 
     async def show(self, request: web.Request) -> web.Response:
@@ -89,12 +102,12 @@ class SessionHandlers:
             async with self._connection() as connection:
                 await end_session(connection, hashed)
         response = web.Response(status=204, headers=[NO_CACHE])
-        self._auth.set_cookie(request, response, "", 0)
+        self._auth.set_cookie(request, response, SESSION_COOKIE, "")
         return response
 
     async def ways(self, _: web.Request) -> web.Response:
         """How to sign in. It needs no token, and no database."""
-        return web.json_response({"oidc": False}, headers=[NO_CACHE])
+        return web.json_response({"oidc": self._has_oidc}, headers=[NO_CACHE])
 
 
 def _session_response(session: OperatorSession) -> web.Response:
@@ -104,7 +117,7 @@ def _session_response(session: OperatorSession) -> web.Response:
 
 def _endpoint(path: str, method: str, summary: str, success: ResponseDescription, **fields: Any) -> ApiEndpoint:
     errors = ANY_PATH_ERRORS | fields.pop("errors", frozenset())
-    status = 200 if success.content else 204
+    status = 200 if success.content else 303 if "Location" in success.headers else 204
     return ApiEndpoint(
         path=path,
         methods=(method,),
@@ -146,6 +159,29 @@ ENDPOINTS = (
         "GET",
         "How to sign in beside the token of an operator",
         ResponseDescription(description="Found.", content={JSON: SignIn}, headers=_HEADERS),
+    ),
+    _endpoint(
+        START_PATH,
+        "GET",
+        "Begin the sign-in through the identity provider: send the browser there",
+        _SENT,
+        errors=frozenset({ErrorCode.NOT_FOUND, ErrorCode.IDENTITY_PROVIDER_UNAVAILABLE}),
+        parameters=(Parameter("next", "query", "The page after the sign-in; default: /admin/.", NOT_EMPTY),),
+    ),
+    _endpoint(
+        CALLBACK_PATH,
+        "GET",
+        "End it with a session, when the provider sends the browser back",
+        _SENT,
+        errors=frozenset(
+            {
+                ErrorCode.NOT_FOUND,
+                ErrorCode.SIGN_IN_FAILED,
+                ErrorCode.PERMISSION_DENIED,
+                ErrorCode.IDENTITY_PROVIDER_UNAVAILABLE,
+                ErrorCode.CATALOG_UNAVAILABLE,
+            }
+        ),
     ),
 )
 """The description of the addresses."""

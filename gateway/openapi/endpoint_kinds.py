@@ -45,7 +45,14 @@ CUSTOMER_ERRORS = SERVICE_ERRORS | {
 }
 """Errors that occur before the customer is known."""
 
-ADMIN_ERRORS = frozenset({ErrorCode.CONFLICT, ErrorCode.PRECONDITION_FAILED})
+ADMIN_ERRORS = frozenset(
+    {
+        ErrorCode.CONFLICT,
+        ErrorCode.PRECONDITION_FAILED,
+        ErrorCode.SIGN_IN_FAILED,
+        ErrorCode.IDENTITY_PROVIDER_UNAVAILABLE,
+    }
+)
 """Errors that only the admin API returns."""
 
 NOT_INFERENCE_ERRORS = ADMIN_ERRORS | {

@@ -16,7 +16,7 @@ from ledger.admin.operators import Operator, find_operator
 from ledger.postgres import Connection
 from ledger.schema.catalog import operator_sessions, operators
 
-LIFETIME = timedelta(hours=8)
+LIFETIME_S = 8 * 3600
 MOST_SESSIONS = 100
 """Of one token or person; a further one ends the oldest."""
 
@@ -39,11 +39,12 @@ async def begin_session(connection: Connection, owner: Operator | bytes) -> str:
     `owner`: a person, or the hash of the token of an operator, with which the session expires.
     """
     table, secret = operator_sessions, secrets.token_urlsafe(32)
-    values = {"session_hash": session_hash(secret), "expires_at": func.now() + LIFETIME}
+    expires_at = func.now() + timedelta(seconds=LIFETIME_S)
+    values = {"session_hash": session_hash(secret), "expires_at": expires_at}
     if isinstance(owner, bytes):
         mine = table.c.token_hash == owner
         expiry = select(operators.c.expires_at).where(operators.c.token_hash == owner).scalar_subquery()
-        values |= {"token_hash": owner, "expires_at": func.least(func.now() + LIFETIME, expiry)}
+        values |= {"token_hash": owner, "expires_at": func.least(expires_at, expiry)}
     else:
         mine = table.c.person == owner.name
         values |= {"person": owner.name, "role": owner.role}

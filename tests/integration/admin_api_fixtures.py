@@ -10,6 +10,7 @@ import pytest
 from yarl import URL
 
 from gateway.admin_api.document import DOCUMENTS
+from gateway.admin_api.oidc_provider import OidcConfig
 from gateway.admin_api.roles import ROLE_ACTIONS
 from gateway.admin_api.routes import ROUTES
 from gateway.admin_api.server import AdminConfig, AdminServer
@@ -81,11 +82,16 @@ async def running_admin_api(database_url: str, db: Connection, auth_failures: st
 
 @asynccontextmanager
 async def served(
-    database_url: str, auth_failures: str = "off", trusted_proxies: Sequence[Network] = ()
+    database_url: str,
+    auth_failures: str = "off",
+    trusted_proxies: Sequence[Network] = (),
+    oidc: OidcConfig | None = None,
 ) -> AsyncIterator[str]:
     """The address of a process of the admin API."""
     settings = Settings(database_url=database_url)
-    config = AdminConfig(host="127.0.0.1", port=0, auth_failures=auth_failures, trusted_proxies=trusted_proxies)
+    config = AdminConfig(
+        host="127.0.0.1", port=0, auth_failures=auth_failures, trusted_proxies=trusted_proxies, oidc=oidc
+    )
     server = AdminServer(config, lambda: administering(settings, "test-admin-api"), ROUTES, DOCUMENTS)
     async with server.listening() as port:
         yield f"http://127.0.0.1:{port}"

@@ -12,6 +12,7 @@ from scheduler.tasks import end_all
 WALL_CLOCK = {
     "gateway/account/keys.py": "whether a key has expired, which is stored as a date",
     "gateway/account/usage.py": "which day it is, in UTC",
+    "gateway/admin_api/oidc.py": "when a sign-in expires: a claim of a JWT, which any process may read",
     "gateway/admin_api/audit.py": "which days and times a report has by default; the audit stores dates",
     "gateway/http/response.py": "the Date header",
     "gateway/inference/pipeline.py": "whether a key has expired, which is stored as a date",

@@ -3,11 +3,13 @@
 import structlog
 
 from gateway.admin_api.document import DOCUMENTS
+from gateway.admin_api.oidc_provider import OidcConfig
 from gateway.admin_api.routes import ROUTES
 from gateway.admin_api.server import AdminConfig, AdminServer
 from scheduler.errors import StartError
 from tierlane.connect import administering
 from tierlane.roles.process import check_database, configure_logs, run_role, stop_on_signals
+from tierlane.settings.checks import parse_group_roles
 from tierlane.settings.model import Settings
 
 APPLICATION = "tierlane-admin-api"
@@ -30,6 +32,7 @@ async def _serve(settings: Settings) -> int:
         port=DEFAULT_PORT if settings.admin_port is None else settings.admin_port,
         auth_failures=settings.auth_failures,
         trusted_proxies=settings.proxy_networks,
+        oidc=oidc_config(settings),
     )
     server = AdminServer(config, lambda: administering(settings, APPLICATION), ROUTES, DOCUMENTS)
     try:
@@ -39,3 +42,11 @@ async def _serve(settings: Settings) -> int:
     except OSError as error:
         raise StartError(f"Cannot listen on {config.host}:{config.port}: {error.strerror or error}.") from error
     return 0
+
+
+def oidc_config(settings: Settings) -> OidcConfig | None:
+    """The sign-in through a provider; None where no issuer is set."""
+    if not settings.admin_oidc_issuer:
+        return None
+    roles = parse_group_roles(settings.admin_oidc_roles)
+    return settings.config_of(OidcConfig, prefix="admin_oidc_", roles=roles)

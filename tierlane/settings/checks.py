@@ -98,6 +98,32 @@ def origins(value: str) -> str:
     return value
 
 
+def issuer(value: str) -> str:
+    """Check the URL of an issuer; empty is not set."""
+    parts = urlsplit(value)
+    if value and (parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment):
+        raise ValueError("must be https://HOST or https://HOST/PATH, as in the provider's metadata")
+    return value
+
+
+def group_roles(value: str) -> str:
+    """Check roles of groups; empty is not set."""
+    if value:
+        parse_group_roles(value)
+    return value
+
+
+def parse_group_roles(text: str) -> dict[str, str]:
+    """Group -> role. Raises ValueError."""
+    pairs = [each.strip().rpartition("=") for each in text.split(",") if each.strip()]
+    for group, _, role in pairs:
+        if not group or role not in ("viewer", "operator", "admin"):
+            raise ValueError("must be GROUP=viewer, GROUP=operator or GROUP=admin, separated by commas")
+    if len({group for group, _, _ in pairs}) < len(pairs):
+        raise ValueError("must name each group once")
+    return {group: role for group, _, role in pairs}
+
+
 def networks(value: str) -> str:
     """Check a list of networks."""
     from gateway.auth.client_address import networks_of

@@ -238,6 +238,34 @@ class AdminSettings:
         minimum=0,
         maximum=65_535,
     )
+    admin_oidc_issuer: str = setting(
+        "",
+        "Issuer URL of the OpenID Connect provider that signs browsers in, as in its metadata. Unset: tokens of operators only.",
+        "URL",
+        check=checks.issuer,
+        needs="admin_oidc_client_id",
+    )
+    admin_oidc_client_id: str = setting(
+        "",
+        "Client ID at the provider, with the redirect URI https://HOST/admin/oidc/callback.",
+        needs="admin_oidc_client_secret",
+    )
+    admin_oidc_client_secret: "SecretStr" = setting(
+        "", "Secret of the client. It also signs cookies of sign-ins.", secret=True, needs="admin_oidc_roles"
+    )
+    admin_oidc_roles: str = setting(
+        "",
+        "Roles of groups: GROUP=viewer, GROUP=operator or GROUP=admin, separated by commas; the highest one applies.",
+        "GROUP=ROLE",
+        check=checks.group_roles,
+        needs="admin_oidc_issuer",
+    )
+    admin_oidc_groups_claim: str = setting(
+        "groups", "Claim with the groups, in the ID token or else from the userinfo endpoint.", not_empty=True
+    )
+    admin_oidc_scopes: str = setting(
+        "openid email", "Scopes to request; some providers need another one for groups.", pattern=r"^openid( [!-~]+)*$"
+    )
 
 
 class StackSettings:
