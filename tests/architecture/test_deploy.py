@@ -132,7 +132,7 @@ def test_containers_have_no_privileges() -> None:
             assert (context["readOnlyRootFilesystem"], context["allowPrivilegeEscalation"]) == (True, False), name
             assert context["capabilities"] == {"drop": ["ALL"]}, name
     built = [s for _, s in compose_services() if "build" in s]
-    assert len(built) == 4
+    assert len(built) == 5
     assert all(service["read_only"] and service["cap_drop"] == ["ALL"] for service in built)
 
 
@@ -191,6 +191,8 @@ def test_the_values_of_the_chart_match_its_schema() -> None:
         {"scheduler": {"replicas": 1, "terminationGracePeriodSeconds": 1}},
         {"images": {"edge": "", "worker": "w"}},
         {"tls": {"secret": "", "endpoint": True}},
+        {"admin": {"enabled": True}},
+        {"admin": {"enabled": False, "replicas": 1, "from": [], "settings": {"TIERLANE_DATABASE_URL": "postgresql://x"}}},
         {"cells": [{"name": "default"}]},
         {"cells": [{"name": "c2", "redisUrl": "redis://user:password@redis-2:6379/0"}]},
     ):
@@ -211,6 +213,25 @@ def test_the_templates_of_the_chart_use_exactly_its_values() -> None:
     assert {name for text in texts for name in re.findall(r'include "([\w.]+)"', text)} == defined
     for text in texts:
         assert len(re.findall(r"\{\{-? *(?:if|define|range|with)\b", text)) == len(re.findall(r"\{\{-? *end\b", text))
+
+
+def test_the_admin_api_is_off_and_apart() -> None:
+    """It runs on request only, on a loopback port or behind a service of its own; by default no pod may connect to it."""
+    service = documents(DEPLOY / "compose.yaml")[0]["services"]["admin"]
+    admin = documents(HELM / "values.yaml")[0]["admin"]
+    text = text_of(HELM / "templates" / "admin.yaml")
+    kinds = re.findall(r"^kind: (\w+)$", text, re.MULTILINE)
+    port = service["command"][-1]
+
+    assert (service["profiles"], service["ports"]) == (["admin"], [f"127.0.0.1:{port}:{port}"])
+    assert f"http://127.0.0.1:{port}/readyz" in service["healthcheck"]["test"][-1]
+    assert (admin["enabled"], admin["from"]) == (False, [])
+    assert text.startswith("{{- if .Values.admin.enabled }}")
+    assert (kinds, f"containerPort: {port}" in text, f'"--admin-port", "{port}"' in text) == (
+        ["Deployment", "Service", "NetworkPolicy"],
+        True,
+        True,
+    )
 
 
 def test_both_copies_of_the_worker_probe_are_equal() -> None:
