@@ -211,7 +211,10 @@ class GatewayParts(PoolParts):
     def _account_handlers(self, faults: ErrorResponses) -> AccountHandlers:
         url = None if self.config.jobs is None else self.config.jobs.database_url
         reports = UsageReports(None if url is None else usage_reader(url))
-        return AccountHandlers(self.entry, faults, reports, AccountStore(url), self.pools.names)
+        secret = b"" if self.config.jobs is None else self.config.jobs.callback_secret
+        return AccountHandlers(
+            self.entry, faults, reports, AccountStore(url), callback_secret=secret, served=self.pools.names
+        )
 
     def _auxiliary_limits(self, catalog: Catalog, counters: Counters) -> AuxiliaryLimits:
         """They are used once requests arrive, when the other parts exist."""
@@ -361,11 +364,13 @@ def add_account_routes(routes: Router, me: AccountEndpoint, account: AccountHand
     """The routes of a customer's own account."""
     routes.add("POST", "/v1/keys", account.create_key)
     routes.add("DELETE", "/v1/keys/{id}", account.revoke_key)
+    routes.add("POST", "/v1/webhook-secret/rotate", account.rotate_webhook_secret)
     for method in ("GET", "HEAD"):
         routes.add(method, "/v1/me", me)
         routes.add(method, "/v1/usage", account.usage)
         routes.add(method, "/v1/jobs", account.jobs)
         routes.add(method, "/v1/keys", account.keys)
+        routes.add(method, "/v1/webhook-secret", account.webhook_secret)
 
 
 def add_batch_routes(routes: Router, batches: BatchHandlers) -> None:

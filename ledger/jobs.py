@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 import asyncpg
 import msgspec
 
+from ledger.catalog.webhook_secret import WebhookSecrets
 from ledger.postgres import AWAY, Connection, closing, connect, reason, statement
 from ratelimit.limits import NO_LIMITS
 from scheduler.errors import HTTP, TierlaneError
@@ -107,7 +108,7 @@ class JobEnd(msgspec.Struct, frozen=True):
 
 
 class Callback(msgspec.Struct, frozen=True):
-    """A callback that is due. The result of its job is kept for another `left_s`."""
+    """A callback that is due. The result of its job is kept for another `left_s`. `secrets`: numbers of those that sign it."""
 
     id: str
     customer_id: str
@@ -115,6 +116,7 @@ class Callback(msgspec.Struct, frozen=True):
     url: str
     tries: int
     left_s: float
+    secrets: Sequence[int]
 
 
 async def insert_jobs(connection: Connection, jobs: Sequence[NewJob], pool: str) -> None:
@@ -253,7 +255,7 @@ async def due_callbacks(
     At most `limit`, `per_host` and `per_customer`; without the jobs `calling` and the hosts `paused`, as `customer host`.
     """
     rows = await connection.fetch(statement("due_callbacks"), pool, limit, per_host, calling, per_customer, paused)
-    return [Callback(*row) for row in rows]
+    return [Callback(*row[:6], WebhookSecrets(*row[6:9]).valid(row[9])) for row in rows]
 
 
 async def record_callback_attempt(connection: Connection, job_id: str, retry_s: float | None) -> None:

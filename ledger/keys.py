@@ -95,7 +95,7 @@ def narrowed(caller: KeyTerms, of_customer: Sequence[str] | None, wanted: KeyTer
 async def create_own_key(connection: Connection, caller: Identity, key: NewKey, name: str, wanted: KeyTerms) -> OwnKey:
     """Create a key of the caller's customer, with at most the rights of the calling key. Raises KeyRejected."""
     async with as_actor(connection, actor(caller)):
-        _check(await connection.fetchval(statement("lock_key_owner"), caller.customer_id))
+        check_manages_keys(await connection.fetchval(statement("lock_key_owner"), caller.customer_id))
         row = await connection.fetchrow(statement("key_rights"), caller.customer_id, caller.key_id, key.id)
         if row is None or row["id"] is None:  # A JWT, which ends soon, or a key that was revoked in this second.
             raise KeysNotManaged("Keys are created with an API key that is valid.")
@@ -118,14 +118,14 @@ async def create_own_key(connection: Connection, caller: Identity, key: NewKey, 
 
 async def list_own_keys(connection: Connection, caller: Identity, after: str, limit: int) -> list[OwnKey]:
     """The newest keys of the caller's customer, from behind the key `after` ("": from the first). Raises KeysNotManaged."""
-    _check(await connection.fetchval(statement("manages_keys"), caller.customer_id))
+    check_manages_keys(await connection.fetchval(statement("manages_keys"), caller.customer_id))
     return await _keys(connection, caller.customer_id, None, after, limit)
 
 
 async def revoke_own_key(connection: Connection, caller: Identity, key_id: str) -> OwnKey | None:
     """Revoke a key of the caller's customer; None if it has no such key. Raises KeysNotManaged."""
     async with as_actor(connection, actor(caller)):
-        _check(await connection.fetchval(statement("manages_keys"), caller.customer_id))
+        check_manages_keys(await connection.fetchval(statement("manages_keys"), caller.customer_id))
         await connection.execute(statement("revoke_key"), caller.customer_id, key_id)
         found = await _keys(connection, caller.customer_id, key_id)
     return found[0] if found else None
@@ -136,7 +136,8 @@ def actor(caller: Identity) -> str:
     return f"customer {caller.customer_name}"
 
 
-def _check(manages_keys: bool | None) -> None:  # noqa: FBT001 - a column
+def check_manages_keys(manages_keys: bool | None) -> None:  # noqa: FBT001 - a column
+    """Raises KeysNotManaged unless the customer manages its keys. None: there is no such customer."""
     if not manages_keys:
         raise KeysNotManaged("This account does not manage its own keys: ask the administrator.")
 

@@ -1,11 +1,12 @@
-"""The handlers of `/v1/usage`, `/v1/jobs` and `/v1/keys`. All count against the limit of auxiliary requests."""
+"""The handlers of `/v1/usage`, `/v1/jobs`, `/v1/keys` and `/v1/webhook-secret`. All count against the limit of auxiliary requests."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from gateway.account.jobs import JOB_PAGE, MAX_JOB_PAGE, JobItem, job_item
 from gateway.account.keys import KEY_PAGE, MAX_KEY_PAGE, KeyItem, NewKeyItem, key_item, new_key_item, read_new_key
 from gateway.account.store import AccountStore
 from gateway.account.usage import UsageItem, UsageReports
+from gateway.account.webhook_secret import WebhookSecretItem, read_grace, webhook_secret_item
 from gateway.http.body.reading import check_media, read_body
 from gateway.http.error_responses import ErrorResponses
 from gateway.http.pages import ObjectList, page_of, read_page
@@ -14,16 +15,20 @@ from gateway.inference.customer_endpoints import CustomerEndpoints, customer_end
 from gateway.inference.entry import Entry
 from ledger.catalog.api_key import mint
 from ledger.catalog.snapshot import Identity
+from ledger.catalog.webhook_secret import WebhookSecrets
 from ledger.jobs import list_jobs
 from ledger.keys import create_own_key, list_own_keys, revoke_own_key
+from ledger.postgres import Connection
+from ledger.webhook_secrets import read_webhook_secrets, rotate_webhook_secret
 from scheduler.errors import ErrorCode, RequestError
 
 MAX_BODY_BYTES = 65_536
 NO_KEY = "There is no such key."
+NOT_SIGNED = "Callbacks are not signed in this deployment, so there is no webhook secret: ask the administrator."
 
 
 class AccountHandlers(CustomerEndpoints):
-    """The handlers. `served`: the names of the models of all pools."""
+    """The handlers. `served`: the names of the models of all pools. `callback_secret`: the deployment's, empty without one."""
 
     def __init__(
         self,
@@ -31,9 +36,12 @@ class AccountHandlers(CustomerEndpoints):
         faults: ErrorResponses,
         reports: UsageReports,
         store: AccountStore,
+        *,
+        callback_secret: bytes,
         served: Callable[[], Collection[str]],
     ) -> None:
         super().__init__(entry, faults)
+        self._callback_secret = callback_secret
         self._served = served
         self._reports = reports
         self._store = store
@@ -76,6 +84,29 @@ class AccountHandlers(CustomerEndpoints):
         if row is None:
             raise RequestError(ErrorCode.NOT_FOUND, NO_KEY)
         return key_item(row)
+
+    @customer_endpoint
+    async def webhook_secret(self, _: RoutedRequest, identity: Identity) -> WebhookSecretItem:
+        """GET /v1/webhook-secret."""
+        return await self._secret(identity, lambda c: read_webhook_secrets(c, identity))
+
+    @customer_endpoint
+    async def rotate_webhook_secret(self, request: RoutedRequest, identity: Identity) -> WebhookSecretItem:
+        """POST /v1/webhook-secret/rotate."""
+        raw = await read_body(request.request, MAX_BODY_BYTES, self.entry.bodies.share(identity))
+        if raw:  # Some clients name a type of a body that is empty.
+            check_media(request.headers, len(raw), MAX_BODY_BYTES)
+        grace = read_grace(raw)
+        return await self._secret(identity, lambda c: rotate_webhook_secret(c, identity, grace))
+
+    async def _secret(
+        self, identity: Identity, operation: Callable[[Connection], Awaitable[WebhookSecrets]]
+    ) -> WebhookSecretItem:
+        """The item of what an operation returns. Raises RequestError, without a call if there are no secrets."""
+        if not self._callback_secret:
+            raise RequestError(ErrorCode.NOT_FOUND, NOT_SIGNED)
+        secrets = await self._store.run(operation)
+        return webhook_secret_item(self._callback_secret, identity.customer_id, secrets)
 
     async def close(self) -> None:
         """End what is under way."""

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from gateway.http.validation import invalid
+from ledger.catalog.webhook_secret import TooManySecrets
 from ledger.jobs import JobSession, StoreUnavailable
 from ledger.keys import KeyRejected, KeysNotManaged, TooManyKeys
 from ledger.postgres import Connection
@@ -32,7 +33,7 @@ class AccountStore:
             raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, NOT_NOW) from None
         except KeysNotManaged as error:
             raise RequestError(ErrorCode.PERMISSION_DENIED, str(error)) from None
-        except TooManyKeys as error:
+        except (TooManyKeys, TooManySecrets) as error:
             raise RequestError(ErrorCode.QUOTA_EXCEEDED, str(error)) from None
         except KeyRejected as error:
             raise invalid(error.param, str(error)) from None

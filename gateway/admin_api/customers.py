@@ -3,11 +3,12 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.admin_api.bodies import IssuedKey, Page, body_type, row_type, text_field
 from gateway.admin_api.roles import Action
 from gateway.admin_api.route import DURATION, PAGES, AdminCall, AdminResult, change_route, etag_of, read_route
+from gateway.jobs.webhook_security import customer_key, secret_text
 from gateway.openapi.model import Parameter
 from gateway.openapi.schemas import NOT_EMPTY, only
 from ledger.admin.changes import remove
@@ -20,7 +21,9 @@ from ledger.admin.customers import (
     key_limit,
     revoke_key,
     rotate_key,
+    rotate_webhook_secret,
 )
+from ledger.admin.errors import ChangeRejected
 from ledger.admin.rows import find_customer, find_key, list_customers, list_keys
 from ledger.admin.values import duration_of
 from ledger.schema.catalog import api_keys, customers
@@ -47,6 +50,11 @@ CustomerChanges = body_type(
             UNSET,
         )
     ],
+)
+SecretGrace = body_type(
+    "SecretGrace",
+    [],
+    [text_field("grace", f"How long the earlier secrets stay valid, 1h to 7d; default: {GRACE}.")],
 )
 Key = row_type("Key", api_keys, [("customer", str), ("state", Literal["live", "expired", "revoked", "suspended"])])
 NewKeyBody = body_type(
@@ -84,6 +92,14 @@ Rotation = body_type(
 )
 
 
+class WebhookSecretShown(Struct):
+    """The newest webhook secret of a customer, and its number."""
+
+    customer: str
+    secret: str
+    number: int
+
+
 async def get_customers(call: AdminCall) -> AdminResult:
     tier, status = call.query.get("tier"), call.choice("status", STATUS)
     rows, _ = await list_customers(call.connection, call.limit + 1, tier, status, after=call.query.get("after"))
@@ -104,6 +120,23 @@ async def patch_customer(call: AdminCall) -> AdminResult:
     row = await find_customer(call.connection, call.path["customer"], lock=True)
     call.check(customers, row)
     return call.changed([await alter_customer(call.connection, row["name"], call.values)], customers)
+
+
+async def get_webhook_secret(call: AdminCall) -> AdminResult:
+    if not call.callback_secret:
+        raise ChangeRejected("TIERLANE_CALLBACK_SECRET is not set here. Set it to the value of the gateways.")
+    row = await find_customer(call.connection, call.path["customer"])
+    key = customer_key(call.callback_secret, str(row["id"]), row["webhook_secret"])
+    return AdminResult(
+        WebhookSecretShown(row["name"], secret_text(key), row["webhook_secret"]), etag_of(customers, row)
+    )
+
+
+async def post_secret_rotation(call: AdminCall) -> AdminResult:
+    grace = duration_of("grace", call.values.get("grace", GRACE))
+    row = await find_customer(call.connection, call.path["customer"], lock=True)
+    call.check(customers, row)
+    return call.changed([await rotate_webhook_secret(call.connection, row["name"], grace)], customers)
 
 
 async def delete_customer(call: AdminCall) -> AdminResult:
@@ -183,6 +216,25 @@ ROUTES = [
         example={"tier": "enterprise", "burst": None},
         fields=frozenset({"status"}),
         action_of_fields=Action.SUSPEND_CUSTOMER,
+        parts=_CUSTOMER,
+    ),
+    read_route(
+        "/customers/{customer}/webhook-secret",
+        "Show the secret that signs the callbacks of a customer",
+        get_webhook_secret,
+        WebhookSecretShown,
+        action=Action.ADMINISTER,
+        etag=True,
+        parts=_CUSTOMER,
+    ),
+    change_route(
+        "POST",
+        "/customers/{customer}/webhook-secret/rotate",
+        "Make a new webhook secret; until the grace time is over, the earlier ones sign callbacks as well",
+        post_secret_rotation,
+        body=SecretGrace,
+        body_required=False,
+        example={"grace": "24h"},
         parts=_CUSTOMER,
     ),
     change_route(

@@ -47,7 +47,10 @@ class AdminResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminCall:
-    """A request of an operator. `values`: the fields of the body that were sent; `if_match`: the ETags of its header."""
+    """A request of an operator. `values`: the fields of the body that were sent; `if_match`: the ETags of its header.
+
+    `callback_secret`: the deployment's, empty without one.
+    """
 
     connection: Connection
     operator: Operator
@@ -56,6 +59,7 @@ class AdminCall:
     values: Row
     dry_run: bool
     if_match: tuple[str, ...] | None
+    callback_secret: bytes
 
     @property
     def limit(self) -> int:
@@ -157,9 +161,8 @@ class AdminRoute:
 
 def read_route(path: str, summary: str, handler: Handler, result: Any, **fields: Any) -> AdminRoute:
     """A route that reads."""
-    return AdminRoute(
-        method="GET", path=PREFIX + path, summary=summary, handler=handler, result=result, action=Action.READ, **fields
-    )
+    named = {"action": Action.READ} | fields
+    return AdminRoute(method="GET", path=PREFIX + path, summary=summary, handler=handler, result=result, **named)
 
 
 def change_route(

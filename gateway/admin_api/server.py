@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -51,12 +51,16 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminConfig:
-    """Configuration of the admin API. `auth_failures`: in the notation of `limits`; "off": unlimited. `oidc`: None without a provider."""
+    """Configuration of the admin API. `auth_failures`: in the notation of `limits`; "off": unlimited.
+
+    `callback_secret`: webhook secrets are derived from it; empty: there are none. `oidc`: None without a provider.
+    """
 
     host: str
     port: int
     auth_failures: str
     trusted_proxies: Sequence[Network]
+    callback_secret: bytes = field(repr=False)
     oidc: OidcConfig | None = None
 
 
@@ -134,6 +138,7 @@ class AdminServer:
                     values=values,
                     dry_run=dry_run,
                     if_match=_if_match(request),
+                    callback_secret=self._config.callback_secret,
                 )
                 if not route.may_change:
                     result = await route.handler(call)

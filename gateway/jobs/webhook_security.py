@@ -1,7 +1,8 @@
 """What secures callbacks: signatures as in Standard Webhooks (standardwebhooks.com), and checks of addresses.
 
-Each customer has a secret that is derived from the secret of the deployment and the customer's id. Therefore a customer
-cannot sign callbacks of another, and no secret is stored. Only the standard library is used, since settings import this.
+Each customer has secrets that are derived from the secret of the deployment, the customer's id, and their number. Therefore
+a customer cannot sign callbacks of another, and no secret is stored. Only the standard library is used, since settings import
+this.
 """
 
 import base64
@@ -45,11 +46,15 @@ def secret_bytes(secret: str) -> bytes:
     return key
 
 
-def customer_key(deployment: bytes, customer_id: str) -> bytes:
-    """A customer's key, derived from the secret of the deployment. Raises ValueError without one: anybody could derive it."""
+def customer_key(deployment: bytes, customer_id: str, number: int = 1) -> bytes:
+    """A customer's key with this number, derived from the secret of the deployment.
+
+    Raises ValueError without one: anybody could derive it.
+    """
     if not deployment:
         raise ValueError("callbacks cannot be signed without TIERLANE_CALLBACK_SECRET")
-    return hmac.digest(deployment, f"tierlane callbacks of customer {customer_id}".encode(), "sha256")
+    purpose = f"tierlane callbacks of customer {customer_id}" + (f", secret {number}" if number > 1 else "")
+    return hmac.digest(deployment, purpose.encode(), "sha256")
 
 
 def installation_key(deployment: bytes) -> bytes:

@@ -188,7 +188,7 @@ class Callbacks:
             return None
         result = job_result(row)
         body = encode_json(CallbackBody(callback.id, result.status, result.output, result.error, result.metadata))
-        keys = [customer_key(config.callback_secret, row.customer_id)]
+        keys = [customer_key(config.callback_secret, row.customer_id, number) for number in callback.secrets]
         if config.shared_signature:
             keys.append(config.callback_secret)
         return await post_signed(client, callback.url, keys, callback.id, body, at_s=int(self._wall()))

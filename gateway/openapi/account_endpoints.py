@@ -1,10 +1,11 @@
-"""The description of the endpoints of a customer's own account: limits, usage, jobs and keys."""
+"""The description of the endpoints of a customer's own account: limits, usage, jobs, keys and the webhook secret."""
 
 from typing import Any
 
 from gateway.account.jobs import JOB_PAGE, MAX_JOB_PAGE, JobItem
 from gateway.account.keys import KEY_PAGE, MAX_KEY_PAGE, KeyBody, KeyItem, NewKeyItem
 from gateway.account.usage import DEFAULT_DAYS, GROUPS, MOST_DAYS, PAGE, UsageItem
+from gateway.account.webhook_secret import SecretRotation, WebhookSecretItem
 from gateway.api.account_document import Account
 from gateway.http.pages import ObjectList
 from gateway.openapi.endpoint_kinds import account_endpoint, page_parameters
@@ -68,6 +69,22 @@ ACCOUNT: tuple[ApiEndpoint, ...] = (
         ErrorCode.NOT_FOUND,
         methods=("DELETE",),
         parameters=(Parameter("id", "path", "The id of a key, its public part.", NOT_EMPTY),),
+    ),
+    _keys("/v1/webhook-secret", "Read the secret that signs callbacks", WebhookSecretItem, ErrorCode.NOT_FOUND),
+    _keys(
+        "/v1/webhook-secret/rotate",
+        "Replace the secret that signs callbacks",
+        WebhookSecretItem,
+        ErrorCode.NOT_FOUND,
+        ErrorCode.QUOTA_EXCEEDED,
+        ErrorCode.REQUEST_TOO_LARGE,
+        ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ErrorCode.UNSUPPORTED_ENCODING,
+        methods=("POST",),
+        body=SecretRotation,
+        body_required=False,
+        example={"grace_s": 86400},
+        description="Until the grace time is over, callbacks are signed with the earlier secrets as well.",
     ),
 )
 """The own account."""

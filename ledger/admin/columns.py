@@ -4,9 +4,11 @@ from typing import Any
 
 from sqlalchemy import Column, Table
 
+from ledger.catalog.webhook_secret import WebhookSecrets
+
 NOT_SET = {
     "tiers": {"name"},
-    "customers": {"id", "name", "status", "created_at"},
+    "customers": {"id", "name", "status", "created_at", *WebhookSecrets._fields},
     "api_keys": {"id", "customer_id", "name", "secret_hash", "created_at", "expires_at", "revoked_at", "last_used_at"},
     "quotas": {"id", "customer_id", "tier", "quota"},
     "models": {"name", "gpu_timeout_ms"},

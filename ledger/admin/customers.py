@@ -17,6 +17,7 @@ from ledger.admin.rows import check_models, check_tier, find_customer
 from ledger.catalog.api_key import NewKey, mint
 from ledger.catalog.quotas import BadCatalogRow, name_of, parse_quota
 from ledger.catalog.snapshot import Quota
+from ledger.catalog.webhook_secret import LEAST_GRACE, MOST_GRACE, TooManySecrets, WebhookSecrets
 from ledger.postgres import Connection
 from ledger.schema.catalog import api_keys, customers, quotas, tiers
 from ratelimit.alerts import has_alerts
@@ -50,6 +51,19 @@ def check_zone(name: str | None) -> None:
             zone_of(name)
     except ValueError as error:
         raise BadValue(f"time_zone: {error}.", "time_zone") from None
+
+
+async def rotate_webhook_secret(connection: Connection, name_or_id: str, grace: timedelta) -> Change:
+    """Add a webhook secret to a customer; those that are valid stay valid for `grace`."""
+    if not LEAST_GRACE <= grace <= MOST_GRACE:
+        raise BadValue("grace must be 1h to 7d.", "grace")
+    old = await find_customer(connection, name_or_id, lock=True)
+    secrets = WebhookSecrets(*(old[name] for name in WebhookSecrets._fields))
+    try:
+        new = secrets.rotated(grace, await transaction_time(connection))
+    except TooManySecrets as error:
+        raise ChangeRejected(str(error)) from None
+    return await alter(connection, customers, old, new._asdict())
 
 
 def key_limit(values: Row) -> Row:

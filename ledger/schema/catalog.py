@@ -166,6 +166,19 @@ customers = Table(
         "Where alerts of its quotas are sent; its host must be one of its callback_hosts; null: nowhere.",
         null=True,
     ),
+    column("webhook_secret", Integer, "Number of its webhook secret; a rotation adds 1.", server_default="1"),
+    column(
+        "webhook_secret_oldest",
+        Integer,
+        "Oldest webhook secret that callbacks are also signed with; null: none.",
+        null=True,
+    ),
+    column(
+        "webhook_secret_until",
+        DateTime(timezone=True),
+        "Until when earlier webhook secrets are valid; null: never rotated.",
+        null=True,
+    ),
     check("name", r"length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND name = btrim(name)"),
     one_of("status", "active", "suspended"),
     check("callback_hosts", f"length(callback_hosts) <= 2000 AND callback_hosts ~* '{HOSTS_PATTERN}'"),
@@ -176,6 +189,8 @@ customers = Table(
     check("models", ALLOWED_MODELS),
     check("time_zone", "length(time_zone) <= 64 AND time_zone ~ '^[A-Za-z][A-Za-z0-9_+/-]*$'"),
     check("alert_url", f"length(alert_url) <= 2048 AND alert_url ~ '{URL_PATTERN}'"),
+    within("webhook_secret", 1, 1_000_000),
+    check("webhook_secret_oldest", "webhook_secret_oldest BETWEEN 1 AND webhook_secret"),
     comment="Customers. The view customer_limits has their limits in force.",
 )
 

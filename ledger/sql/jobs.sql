@@ -128,8 +128,9 @@ DELETE FROM jobs WHERE id IN (
 -- $1: pool. $2: row limit. $3: limit for each host. $4: jobs whose callbacks are being sent. $5: limit for each customer.
 -- $6: paused hosts of customers, as `customer host`. Callbacks that are due, those with the fewest attempts first. The
 -- limits for hosts and customers are those of concurrent calls, so that a host with many due callbacks does not hide others.
-SELECT id, customer_id::text, host, callback_url, callback_tries,
-       extract(epoch FROM expires_at - clock_timestamp())::float8 AS left_s
+SELECT due.id, customer_id::text, host, callback_url, callback_tries,
+       extract(epoch FROM expires_at - clock_timestamp())::float8 AS left_s,
+       webhook_secret, webhook_secret_oldest, webhook_secret_until, clock_timestamp()
 FROM (
     SELECT *, row_number() OVER (PARTITION BY customer_id ORDER BY callback_tries, callback_at) AS customer_rank
     FROM (
@@ -143,6 +144,7 @@ FROM (
     ) AS due
     WHERE host_rank <= $3
 ) AS due
+JOIN customers AS c ON c.id = due.customer_id
 WHERE customer_rank <= $5
 ORDER BY callback_tries, callback_at LIMIT $2
 

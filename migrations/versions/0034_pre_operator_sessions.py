@@ -3,7 +3,7 @@
 from ledger.migration import run_sql_beside
 
 revision = "0034_pre_operator_sessions"
-down_revision = "0032_pre_account"
+down_revision = "0033_pre_quota_alerts"
 
 
 def upgrade() -> None:

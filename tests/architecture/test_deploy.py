@@ -192,7 +192,14 @@ def test_the_values_of_the_chart_match_its_schema() -> None:
         {"images": {"edge": "", "worker": "w"}},
         {"tls": {"secret": "", "endpoint": True}},
         {"admin": {"enabled": True}},
-        {"admin": {"enabled": False, "replicas": 1, "from": [], "settings": {"TIERLANE_DATABASE_URL": "postgresql://x"}}},
+        {
+            "admin": {
+                "enabled": False,
+                "replicas": 1,
+                "from": [],
+                "settings": {"TIERLANE_DATABASE_URL": "postgresql://x"},
+            }
+        },
         {"cells": [{"name": "default"}]},
         {"cells": [{"name": "c2", "redisUrl": "redis://user:password@redis-2:6379/0"}]},
     ):

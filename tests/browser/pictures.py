@@ -79,7 +79,9 @@ class Scene:
 async def picture(tab: Tab, path: Path, width: int) -> None:
     """Write the page, also what is below the screen, with a palette of 256 colours."""
     await asyncio.sleep(1.5)  # Charts are drawn again after a change of the size, with the next state.
-    height = await tab.value("Math.max(innerHeight, Math.ceil(document.documentElement.getBoundingClientRect().height))")
+    height = await tab.value(
+        "Math.max(innerHeight, Math.ceil(document.documentElement.getBoundingClientRect().height))"
+    )
     clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
     shot = await tab.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
     image = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB").quantize(256)
@@ -113,7 +115,9 @@ async def workers_without_key(redis_url: str, count: int) -> AsyncIterator[None]
     """Heartbeats of workers whose endpoint rejects the key."""
     client = command_client(redis_url)
     presence = Presence(client, Keys(), gone_ms=GONE_MS)
-    away = WorkerReport("", "away", 0.0, 0, 0.0, 0.0, "openai:http://model:8000/v1", "", reason=NO_KEY, cause="key_rejected")
+    away = WorkerReport(
+        "", "away", 0.0, 0, 0.0, 0.0, "openai:http://model:8000/v1", "", reason=NO_KEY, cause="key_rejected"
+    )
 
     async def beat() -> None:
         while True:
@@ -137,7 +141,9 @@ async def take_all(scene: Scene, stack: Path) -> None:
     await tab.until("!!document.getElementById('token')", "the login form", 30.0)
     await scene.take("login", width=900, height=600)
     await tab.value(LOG_IN.format(token=scene.stack["service_token"]))
-    await tab.until(f"{LEVEL} === 'healthy' && document.querySelectorAll('.worker').length === 3", "a healthy page", 60.0)
+    await tab.until(
+        f"{LEVEL} === 'healthy' && document.querySelectorAll('.worker').length === 3", "a healthy page", 60.0
+    )
     await tab.value("document.querySelector('[data-range=\"5\"]').click(); true")
     async with load(stack, ORDINARY_RPS, "enterprise=0.25,paid=0.45,free=0.3"):
         await asyncio.sleep(CALM_S)
@@ -206,7 +212,17 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         stack = home / "stack" / "stack.json"
-        words = ["--ephemeral", "--port", given.port, "--workers", "3", "--backend", "simulated:150", "--max-batch-size", "4"]
+        words = [
+            "--ephemeral",
+            "--port",
+            given.port,
+            "--workers",
+            "3",
+            "--backend",
+            "simulated:150",
+            "--max-batch-size",
+            "4",
+        ]
         async with running("up", *words, "--data-dir", str(stack.parent)):
             await eventually(stack.exists, "the stack is ready", 120.0)
             found = json.loads(stack.read_text())

@@ -314,7 +314,14 @@ OVERPRINTED = """
       return range.getBoundingClientRect().right > box.getBoundingClientRect().right + 8;
     })).map((box) => box.textContent)
 """
-SIZES = {"360": (360, 740), "1024": (1024, 768), "1280": (1280, 720), "1600": (1600, 900), "phone": (390, 844), "wall": (1920, 1080)}
+SIZES = {
+    "360": (360, 740),
+    "1024": (1024, 768),
+    "1280": (1280, 720),
+    "1600": (1600, 900),
+    "phone": (390, 844),
+    "wall": (1920, 1080),
+}
 
 
 async def test_a_flood_of_reasons_leaves_the_figures_readable(

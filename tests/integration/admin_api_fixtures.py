@@ -21,6 +21,7 @@ from tierlane.connect import administering
 from tierlane.settings.model import Settings
 
 Connection = Any
+CALLBACK_SECRET = b"a secret of thirty-two bytes 123"
 
 
 class Reply(NamedTuple):
@@ -90,7 +91,12 @@ async def served(
     """The address of a process of the admin API."""
     settings = Settings(database_url=database_url)
     config = AdminConfig(
-        host="127.0.0.1", port=0, auth_failures=auth_failures, trusted_proxies=trusted_proxies, oidc=oidc
+        host="127.0.0.1",
+        port=0,
+        auth_failures=auth_failures,
+        trusted_proxies=trusted_proxies,
+        callback_secret=CALLBACK_SECRET,
+        oidc=oidc,
     )
     server = AdminServer(config, lambda: administering(settings, "test-admin-api"), ROUTES, DOCUMENTS)
     async with server.listening() as port:

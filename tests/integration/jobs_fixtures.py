@@ -81,6 +81,13 @@ class JobBench:
             self.metadata = document.pop("metadata", None)  # Its times differ.
             return response.status, document, headers
 
+    async def secret(self, method: str, tier_name: str = "free", **body: Any) -> tuple[int, Any]:
+        """Status and document of a call that reads (GET) or rotates (POST) the webhook secret."""
+        url = f"{self.stack.url}/v1/webhook-secret" + ("/rotate" if method == "POST" else "")
+        options = {"json": body} if body else {}
+        async with self.stack.http.request(method, url, headers=self.stack.key(tier_name), **options) as response:
+            return response.status, await response.json()
+
     async def get(self, task_id: str) -> Response:
         return await self.call("GET", task_id)
 

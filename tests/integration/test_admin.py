@@ -416,6 +416,30 @@ async def test_the_webhook_secret_of_a_customer_is_shown(
     assert (await admin.json("customer", "show", "acme", "--webhook-secret"))["webhook_secret"] == secret
 
 
+async def test_the_webhook_secret_of_a_customer_is_rotated(
+    admin: Admin, acme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier one stays valid for the grace time; `show` prints the new one."""
+    deployment = secret_text(b"a secret of thirty-two bytes 123")
+    monkeypatch.setenv("TIERLANE_CALLBACK_SECRET", deployment)
+    await admin.done("customer", "rotate-secret", "acme", "--dry-run")
+    text = await admin.done("customer", "rotate-secret", "acme", "--grace", "2h")
+    faults = [
+        await admin.fault(2, "customer", "rotate-secret", "acme", "--grace", "5m"),
+        await admin.fault(1, "customer", "rotate-secret", "nobody"),
+    ]
+    row = await admin.json("customer", "show", "acme")
+    secret = secret_text(customer_key(secret_bytes(deployment), acme, 2))
+
+    assert await admin.done("customer", "show", "acme", "--webhook-secret") == f"{secret}\n"
+    assert (
+        "callbacks are also signed with the earlier secrets. `tierlane customer show acme --webhook-secret` prints"
+        in text
+    )
+    assert faults == ["grace must be 1h to 7d.", "There is no customer named nobody."]
+    assert (row["webhook_secret"], row["webhook_secret_oldest"]) == (2, 1)
+
+
 async def test_a_key_is_printed_once_and_works(admin: Admin, db: Connection) -> None:
     """A key is printed when it is issued; no table and no later output has its secret."""
     lines = (await admin.done("key", "create", "acme", "text")).splitlines()

@@ -13,7 +13,8 @@ import pytest
 from gateway.admin_api.roles import ROLE_ACTIONS, Action
 from gateway.admin_api.route import AdminRoute
 from gateway.admin_api.routes import ROUTES
-from integration.admin_api_fixtures import AdminApi, api, running_admin_api
+from gateway.jobs.webhook_security import customer_key, secret_text
+from integration.admin_api_fixtures import CALLBACK_SECRET, AdminApi, api, running_admin_api
 from integration.admin_fixtures import Admin, customer
 from integration.ledger_fixtures import database_url, db, postgres_server
 from scheduler.request_id import created_at
@@ -131,6 +132,35 @@ async def test_a_key_is_shown_once_rotated_with_an_overlap_expired_and_revoked(
     output = "".join(capfd.readouterr()) + stored + json.dumps(listed)
     assert "admin_change" in output
     assert not [secret for secret in (created.body["key"], rotated["key"], *api.tokens.values()) if secret in output]
+
+
+async def test_the_webhook_secret_of_a_customer_is_shown_and_rotated(
+    api: AdminApi, acme: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Only admins see it, and no log line has it; at most five are valid, and If-Match holds as for other changes."""
+    path = f"/customers/{acme}/webhook-secret"
+    first = await api("GET", path)
+    denied = [await api("GET", path, role=role) for role in ("viewer", "operator")]
+    dry = await api.done("POST", f"{path}/rotate?dry_run=true", {"grace": "2h"})
+    rotated = await api("POST", f"{path}/rotate", If_Match=first.etag)
+    lost = await api("POST", f"{path}/rotate", If_Match=first.etag)
+    second = await api.done("GET", path)
+    invalid = await api("POST", f"{path}/rotate", {"grace": "5m"})
+    more = [await api("POST", f"{path}/rotate") for _ in range(4)]
+
+    assert first.body == {
+        "customer": "acme",
+        "secret": secret_text(customer_key(CALLBACK_SECRET, acme)),
+        "number": 1,
+    }
+    assert second["secret"] == secret_text(customer_key(CALLBACK_SECRET, acme, 2))
+    assert [reply.status for reply in denied] == [403, 403]
+    assert (dry["changes"][0]["new"]["webhook_secret"], rotated.status, lost.status) == (2, 200, 412)
+    assert (invalid.status, invalid.body["error"]["param"]) == (400, "grace")
+    assert [reply.status for reply in more] == [200, 200, 200, 409]
+    assert "5 webhook secrets are valid" in more[-1].body["error"]["message"]
+    output = "".join(capfd.readouterr())
+    assert not [secret for secret in (first.body["secret"], second["secret"]) if secret in output]
 
 
 async def test_lists_are_paged_by_key(api: AdminApi, db: Connection) -> None:

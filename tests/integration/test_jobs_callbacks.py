@@ -230,6 +230,68 @@ async def test_a_deployment_without_hosts_allows_those_of_customers(start_jobs: 
     assert [is_genuine(secret, *receiver.calls[0]) for secret in secrets] == [True, True, False]
 
 
+async def test_callbacks_are_signed_with_all_valid_secrets(bench: JobBench, receiver: Receiver, db: Db) -> None:
+    """After a rotation with the new and the old one; once the grace time is over with the new one only."""
+    await db.execute("UPDATE customers SET manages_keys = true")
+    secrets = [(await bench.secret("GET"))[1]["secret"], (await bench.secret("POST", grace_s=3600))[1]["secret"]]
+    await bench.accepted(receiver.body)
+    await eventually(lambda: len(receiver.calls) == 1, "the receiver is called during the grace time")
+    await db.execute("UPDATE customers SET webhook_secret_until = clock_timestamp()")
+    await bench.accepted(receiver.body)
+    await eventually(lambda: len(receiver.calls) == 2, "the receiver is called after the grace time")
+
+    assert secrets[0] == secret_of("free")
+    assert [[is_genuine(secret, *call) for secret in secrets] for call in receiver.calls] == [
+        [True, True],
+        [False, True],
+    ]
+    assert [len(headers["webhook-signature"].split()) for headers, _ in receiver.calls] == [2, 1]
+
+
+async def test_a_webhook_secret_is_rotated(
+    bench: JobBench, receiver: Receiver, db: Db, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By customers that manage their keys; a secret is not stored and not logged, and few are valid at a time."""
+    forbidden = [await bench.secret("GET"), await bench.secret("POST")]
+    await db.execute("UPDATE customers SET manages_keys = true")
+    _, first = await bench.secret("GET")
+    before = time.time()
+    _, second = await bench.secret("POST")
+    assert await bench.secret("GET") == (200, second)
+    invalid = [await bench.secret("POST", **body) for body in ({"grace_s": 60}, {"grace_s": 604_801}, {"grace": 1})]
+    later = await asyncio.gather(*(bench.secret("POST") for _ in range(4)))
+    _, last = await bench.secret("GET")
+    await db.execute("UPDATE customers SET webhook_secret_until = clock_timestamp()")
+    _, alone = await bench.secret("GET")
+    _, of_other = await bench.secret("GET", "paid")
+    recorded = await db.fetch("SELECT changed_by, old, new FROM config_changes WHERE changed_by LIKE 'customer %'")
+
+    assert [(status, document["error"]["code"]) for status, document in forbidden] == [(403, "permission_denied")] * 2
+    assert (first["number"], first["earlier_valid_until"], second["number"]) == (1, None, 2)
+    assert 86_390 < second["earlier_valid_until"] - before < 86_410
+    assert {(status, document["error"]["code"]) for status, document in invalid} == {(400, "invalid_request")}
+    assert sorted(status for status, _ in later) == [200, 200, 200, 429]
+    assert {document["error"]["code"] for status, document in later if status == 429} == {"quota_exceeded"}
+    assert alone == last | {"earlier_valid_until": None}
+    assert (last["number"], of_other["number"], of_other["secret"]) == (5, 1, secret_of("paid"))
+    secrets = {document["secret"] for document in (first, second, last)}
+    assert len(secrets) == 3
+    assert [row["changed_by"] for row in recorded] == ["customer free"] * 4
+    assert not [secret for secret in secrets if secret in str(recorded) + "".join(capfd.readouterr())]
+
+
+async def test_there_is_no_webhook_secret_without_that_of_the_deployment(
+    start_jobs: StartJobs, receiver: Receiver, db: Db
+) -> None:
+    """404 with a sentence, and nothing is rotated."""
+    async with start_jobs(jobs=receiver.jobs(callback_secret=b"")) as bench:
+        await db.execute("UPDATE customers SET manages_keys = true")
+        answers = [await bench.secret("GET"), await bench.secret("POST")]
+
+    assert [(status, document["error"]["code"]) for status, document in answers] == [(404, "not_found")] * 2
+    assert await db.fetchval("SELECT max(webhook_secret) FROM customers") == 1
+
+
 async def test_without_a_secret_callbacks_are_refused(start_jobs: StartJobs, receiver: Receiver) -> None:
     """Also for a customer with hosts of its own."""
     async with start_jobs(jobs=receiver.jobs(callback_secret=b"")) as bench:

@@ -2,6 +2,7 @@
 
 import base64
 import socket
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -17,7 +18,9 @@ from gateway.jobs.webhook_security import (
     signed,
 )
 from gateway.jobs.webhooks import DELAYS_S, retry_after_s
+from ledger.catalog.webhook_secret import TooManySecrets, WebhookSecrets
 
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
 HOSTS = ("hooks.example.com", "*.example.org", "plain.example.net:8443", "[2001:db8::1]:8080", "xn--bcher-kva.example")
 
 
@@ -158,6 +161,32 @@ def test_without_a_secret_nothing_is_allowed_or_signed() -> None:
     assert hosts.of("listed") == hosts.of("another") == ()
     with pytest.raises(ValueError, match="TIERLANE_CALLBACK_SECRET"):
         customer_key(b"", "listed")
+
+
+def test_secrets_have_a_key_each() -> None:
+    """The first is that of versions without a number."""
+    keys = [customer_key(b"deployment", customer, number) for customer in ("a", "b") for number in (1, 2, 3)]
+
+    assert len(set(keys)) == 6
+    assert keys[0] == customer_key(b"deployment", "a")
+    assert keys[0].hex() == "0b4cafe942c04c0adb0cc1f4fec6a1bb173e2ed3f204422d0139dc24838ae66a"
+
+
+def test_valid_secrets_of_rotations() -> None:
+    """All that are valid at a rotation stay so for its grace time, at most five; afterwards only the newest is."""
+    grace = timedelta(hours=2)
+    first = WebhookSecrets(1, None, None)
+    second = first.rotated(grace, NOW)
+    third = second.rotated(timedelta(hours=3), NOW + timedelta(hours=1))
+
+    assert (second.valid(NOW), second.valid(NOW + grace)) == (range(2, 0, -1), range(2, 1, -1))
+    assert third == WebhookSecrets(3, 1, NOW + timedelta(hours=4))
+    assert second.rotated(grace, NOW + grace) == WebhookSecrets(3, 2, NOW + 2 * grace)
+    assert (third.current(NOW), third.current(NOW + timedelta(hours=4))) == (third, WebhookSecrets(3, None, None))
+    fifth = third.rotated(grace, NOW).rotated(grace, NOW)
+    with pytest.raises(TooManySecrets, match="5 webhook secrets are valid: the next rotation is possible at 2026-"):
+        fifth.rotated(grace, NOW)
+    assert fifth.rotated(grace, NOW + grace).webhook_secret == 6
 
 
 @pytest.mark.parametrize(

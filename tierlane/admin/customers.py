@@ -15,6 +15,7 @@ from ledger.admin.customers import key_limit as completed_limit
 from ledger.admin.customers import remove_quota as delete_quota
 from ledger.admin.customers import revoke_key as end_key
 from ledger.admin.customers import rotate_key as replace_key
+from ledger.admin.customers import rotate_webhook_secret
 from ledger.admin.customers import set_quota as upsert_quota
 from ledger.admin.rows import (
     check_tier,
@@ -115,7 +116,7 @@ async def show_secret(call: VerbCall, name: str) -> int:
         raise VerbError("TIERLANE_CALLBACK_SECRET is not set. Set it to the value of the gateways.")
     async with database(call.settings, APPLICATION) as connection:
         customer = await find_customer(connection, name)
-    secret = secret_text(customer_key(deployment, str(customer["id"])))
+    secret = secret_text(customer_key(deployment, str(customer["id"]), customer["webhook_secret"]))
     if call.output == "json":
         print_json({"name": customer["name"], "webhook_secret": secret})
     else:
@@ -130,6 +131,14 @@ async def create_customer(connection: Connection, name: str, values: Row) -> Cha
 
 async def alter_customer(connection: Connection, name: str, values: Row) -> ChangeResult:
     return ChangeResult([await change_customer(connection, name, values)])
+
+
+async def rotate_secret(connection: Connection, name: str, grace: timedelta) -> ChangeResult:
+    """Add a webhook secret, and let the earlier ones end after `grace`."""
+    change = await rotate_webhook_secret(connection, name, grace)
+    until = readable((change.new or {})["webhook_secret_until"])
+    show = f"`tierlane customer show {printable(change.name)} --webhook-secret` prints the new secret."
+    return ChangeResult([change], notes=[f"Until {until} callbacks are also signed with the earlier secrets. {show}"])
 
 
 async def delete_customer(call: VerbCall, name: str, *, sure: bool) -> int:

@@ -33,6 +33,7 @@ async def _serve(settings: Settings) -> int:
         auth_failures=settings.auth_failures,
         trusted_proxies=settings.proxy_networks,
         oidc=oidc_config(settings),
+        callback_secret=settings.callback_key,
     )
     server = AdminServer(config, lambda: administering(settings, APPLICATION), ROUTES, DOCUMENTS)
     try:

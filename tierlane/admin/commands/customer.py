@@ -7,7 +7,9 @@ from tierlane.admin.options import CustomerName, Given, Limit, Name, Work, Yes, 
 from tierlane.command import option, verb_group
 from tierlane.lazy import customers, values
 
-app = verb_group("Customers: list, show, create, set, suspend, activate, delete.", "customer create acme --tier paid")
+app = verb_group(
+    "Customers: list, show, create, set, suspend, activate, rotate-secret, delete.", "customer create acme --tier paid"
+)
 
 
 @reads(app, "list", "customer list --tier paid --status active")
@@ -58,6 +60,18 @@ def customer_suspend(name: CustomerName) -> Work:
 def customer_activate(name: CustomerName) -> Work:
     """Accept requests of a suspended customer again."""
     return changes(lambda connection: customers.alter_customer(connection, name, {"status": "active"}))
+
+
+@writes(app, "rotate-secret", "customer rotate-secret acme --grace 24h")
+def customer_rotate_secret(
+    name: CustomerName,
+    grace: Annotated[
+        str, option("--grace", "How long the earlier secrets stay valid, 1h to 7d.", "24h", metavar="TIME")
+    ] = "24h",
+) -> Work:
+    """Make a new secret that signs its callbacks. Until the grace time is over, the earlier ones sign them as well."""
+    both = values.duration("--grace", grace)
+    return changes(lambda connection: customers.rotate_secret(connection, name, both))
 
 
 @writes(app, "delete", "customer delete acme --dry-run")
