@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from gateway.account.handlers import AccountHandlers
+from gateway.account.page import AccountPage
 from gateway.account.store import AccountStore
 from gateway.account.usage import UsageReports, usage_reader
 from gateway.api.account import AccountEndpoint, AccountHome, AccountParts, FindUsage
@@ -354,18 +355,20 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
         for path, probe in (("/livez", internal.livez), ("/readyz", internal.readyz), ("/health", internal.readyz)):
             routes.add(method, path, probe)
         routes.add(method, "/metrics", parts.metrics)
-        routes.add(method, "/", pages.landing)
         routes.add(method, "/docs", pages.reference)
         routes.add(method, "/openapi.json", pages.description)
     return routes
 
 
 def add_account_routes(routes: Router, me: AccountEndpoint, account: AccountHandlers) -> None:
-    """The routes of a customer's own account."""
+    """The routes of a customer's own account, and of its page."""
+    account_page = AccountPage()
     routes.add("POST", "/v1/keys", account.create_key)
     routes.add("DELETE", "/v1/keys/{id}", account.revoke_key)
     routes.add("POST", "/v1/webhook-secret/rotate", account.rotate_webhook_secret)
     for method in ("GET", "HEAD"):
+        routes.add(method, "/", account_page.page)
+        routes.add(method, "/assets/{id}", account_page.asset)
         routes.add(method, "/v1/me", me)
         routes.add(method, "/v1/usage", account.usage)
         routes.add(method, "/v1/jobs", account.jobs)

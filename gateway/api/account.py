@@ -94,6 +94,7 @@ class AccountEndpoint:
             "key_id": identity.key_id,
             "models": None if identity.models is None else list(identity.models),
             "limits": limits_document(identity, limits, home.customer_limits.factor(identity)),
+            "max_queue_ms": identity.max_queue_ms,
             "remaining": remaining_document(limits, left),
             "as_of": "now" if exact else "estimate",
             "usage": usage.value,

@@ -70,7 +70,8 @@ class AccountUsage(TypedDict):
 
 class Account(AccountUsage):
     """Whom the key belongs to, and where it stands. `gpu_share`: of the GPU time of its tier in the last minute, 0..1; null if
-    none was used. `time_zone`: that of its quotas. `weight`: its part of that time while others of the tier wait. `models`: those that the key may use; null: all.
+    none was used. `time_zone`: that of its quotas. `weight`: its part of that time while others of the tier wait. `models`:
+    those that the key may use; null: all. `max_queue_ms`: the longest wait in the queue; null: that of the model's pool.
     """
 
     customer: str
@@ -82,6 +83,7 @@ class Account(AccountUsage):
     key_id: str
     models: list[str] | None
     limits: LimitsNow
+    max_queue_ms: int | None
     remaining: Remaining
     as_of: str
 

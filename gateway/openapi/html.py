@@ -1,4 +1,4 @@
-"""The public pages `/`, `/docs` and `/openapi.json`, built once at start.
+"""The public pages `/docs` and `/openapi.json`, built once at start.
 
 The reference is HTML without a script, so that the Content-Security-Policy can forbid everything. Packaged viewers do not
 fit: Swagger UI 4 cannot show OpenAPI 3.1, and all of them need inline styles.
@@ -7,7 +7,6 @@ fit: Swagger UI 4 cannot show OpenAPI 3.1, and all of them need inline styles.
 import json
 from collections.abc import Iterable, Mapping
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 from gateway.http.response import JSON, encode_json
@@ -43,12 +42,7 @@ class Pages:
     def __init__(self) -> None:
         document = openapi(ENDPOINTS, installed_version())
         self.description = StaticPage(encode_json(document), JSON)
-        self.landing = _html(files("gateway").joinpath("static", "landing.html").read_text("utf-8"))
-        self.reference = _html(reference(document))
-
-
-def _html(text: str) -> StaticPage:
-    return StaticPage(text.replace("/* style */", STYLE).encode(), HTML)
+        self.reference = StaticPage(reference(document).replace("/* style */", STYLE).encode(), HTML)
 
 
 def reference(document: Schema) -> str:

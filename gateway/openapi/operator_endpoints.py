@@ -6,7 +6,7 @@ from typing import Any
 from gateway.autoscale import Scale
 from gateway.http.response import JSON
 from gateway.http.sse import EVENTS
-from gateway.http.static import HTML
+from gateway.http.static import ASSET_TYPES, HTML, SCRIPTED_PAGE_HEADERS
 from gateway.metrics.exposition import METRICS_TYPE
 from gateway.openapi.endpoint_kinds import ANY_PATH_ERRORS, PRINTABLE, operator_endpoint, probe_endpoint, static_page
 from gateway.openapi.model import ApiEndpoint, Parameter
@@ -21,7 +21,7 @@ from gateway.operations.action_bodies import (
     UncordonBody,
 )
 from gateway.operations.dashboard.history_points import HistoryPoint
-from gateway.operations.dashboard.page import ASSETS, CSS, DAYS, HTML_HEADERS, ICON, SCRIPT, Session
+from gateway.operations.dashboard.page import ASSETS, DAYS, Session
 from gateway.operations.dashboard.state import DashboardState
 from gateway.operations.endpoints import RequestTimeline
 from gateway.operations.health.pool_state import HealthNow
@@ -56,7 +56,7 @@ DASHBOARD: tuple[ApiEndpoint, ...] = (
         "/internal/dashboard",
         "The dashboard",
         {200: ("The page.", {HTML: str}), 401: ("The login page.", {HTML: str})},
-        headers=("x-request-id", *(name for name, _ in HTML_HEADERS)),
+        headers=("x-request-id", *(name for name, _ in SCRIPTED_PAGE_HEADERS)),
     ),
     operator_endpoint(
         "/internal/dashboard/session",
@@ -104,9 +104,7 @@ DASHBOARD: tuple[ApiEndpoint, ...] = (
     static_page(
         "/internal/dashboard/assets/{id}",
         "A file of the dashboard",
-        SCRIPT,
-        CSS,
-        ICON,
+        *ASSET_TYPES.values(),
         tag="operations",
         parameters=(Parameter("id", "path", "The name of the file.", only(*ASSETS)),),
         errors=ANY_PATH_ERRORS | {ErrorCode.NOT_FOUND},

@@ -46,7 +46,7 @@ GATEWAY_MAY_IMPORT = {
         *LEAVES,
         *("auth", "autoscale", "direct", "heartbeat", "http", "jobs", "limits", "pool", "pools"),
     },
-    "admin_api": {*LEAVES, "auth", "http", "openapi"},
+    "admin_api": {*LEAVES, "auth", "http", "jobs", "openapi"},
     "openapi": {
         *LEAVES,
         *(

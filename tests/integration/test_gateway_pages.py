@@ -9,6 +9,7 @@ import sys
 from base64 import b64encode
 from hashlib import sha256
 
+from gateway.account.page import ASSETS
 from gateway.openapi.endpoints import ENDPOINTS
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, lower, stack
 from scheduler.errors import ErrorCode
@@ -49,20 +50,41 @@ async def test_pages_are_cacheable_and_have_no_secrets(stack: Stack) -> None:
 
 async def test_pages_load_and_run_nothing(stack: Stack) -> None:
     """There is no script, image or foreign address; the policy allows only the page's own style, by its hash."""
-    for path in ("/", "/docs"):
-        _, headers, text = await page(stack, path)
-        tags = re.findall(r"<(\w+)([^>]*)>", text)
-        assert {name for name, _ in tags}.isdisjoint({"script", "img", "iframe", "link", "form", "object"})
-        assert [rest for _, rest in tags if re.search(r"\b(on\w+|style)=", rest)] == []
-        known = {*PAGES, "/readyz", *(f"#{name}" for name in re.findall(r' id="([^"]*)"', text))}
-        assert set(re.findall(r' (?:href|src)="([^"]*)"', text)) <= known
-        policy = headers["content-security-policy"]
-        assert ("default-src 'none'" in policy, "frame-ancestors 'none'" in policy) == (True, True)
-        assert "unsafe" not in policy
-        (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
-        assert "font:" in style
-        assert f"style-src 'sha256-{b64encode(sha256(style.encode()).digest()).decode()}'" in policy
-        assert headers["content-type"] == "text/html; charset=utf-8"
+    _, headers, text = await page(stack, "/docs")
+    check_addresses(headers, text, {*PAGES, *(f"#{name}" for name in re.findall(r' id="([^"]*)"', text))})
+    assert {"script", "img", "iframe", "link", "form", "object"}.isdisjoint(re.findall(r"<(\w+)", text))
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    assert "font:" in style
+    policy = headers["content-security-policy"]
+    assert f"style-src 'sha256-{b64encode(sha256(style.encode()).digest()).decode()}'" in policy
+
+
+async def test_the_landing_page_loads_its_own_files(stack: Stack) -> None:
+    """All of them exist; nothing is inline, and the policy allows only files and requests of the same host."""
+    _, headers, text = await page(stack, "/")
+    assets = {f"/assets/{name}" for name in ASSETS}
+    check_addresses(headers, text, {*PAGES, "/readyz", *assets})
+    assert set(re.findall(r"<script([^>]*)>(.*?)</script>", text)) == {
+        (f' src="/assets/{name}" defer', "") for name, kind in ASSETS.items() if kind.startswith("text/javascript")
+    }
+    assert "<style" not in text
+    assert (
+        "script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'" in headers["content-security-policy"]
+    )
+    for path in assets:
+        status, found, _ = await page(stack, path)
+        assert (status, found["x-content-type-options"]) == (200, "nosniff")
+    assert (await page(stack, "/assets/page.html"))[0] == 404
+
+
+def check_addresses(headers: dict[str, str], text: str, known: set[str]) -> None:
+    """A page of HTML links and loads only what is known, has no code in attributes, and a policy that allows nothing else."""
+    assert [tag for tag in re.findall(r"<\w+([^>]*)>", text) if re.search(r"\b(on\w+|style)=", tag)] == []
+    assert set(re.findall(r' (?:href|src)="([^"]*)"', text)) <= known
+    policy = headers["content-security-policy"]
+    assert ("default-src 'none'" in policy, "frame-ancestors 'none'" in policy) == (True, True)
+    assert "unsafe" not in policy
+    assert headers["content-type"] == "text/html; charset=utf-8"
 
 
 async def test_the_reference_is_complete(stack: Stack) -> None:
@@ -79,7 +101,7 @@ async def test_the_examples_of_the_landing_page_work(stack: Stack) -> None:
     """Its curl and Python examples, with the address and a key filled in, print the model's output."""
     text = (await page(stack, "/"))[2].replace("https://inference.example", stack.url)
     text = text.replace("tl_...", stack.catalog.keys["free"].text)
-    shell, python = [html.unescape(code) for code in re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)]
+    shell, python = [html.unescape(code) for code in re.findall(r"<pre[^>]*>(.+?)</pre>", text, re.DOTALL)]
 
     # A process of its own: the example leaves its client open.
     curl, script = [

@@ -9,38 +9,21 @@ import asyncio
 from importlib.resources import files
 from typing import TypedDict
 
-from gateway.http.response import Headers, HttpResponse
+from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.http.sse import EVENTS, EventStream
-from gateway.http.static import HTML, StaticPage
+from gateway.http.static import HTML, SCRIPTED_PAGE_HEADERS, StaticPage, assets_of
 from gateway.operations.dashboard.snapshots import DashboardSnapshots
 from gateway.operations.session import LASTS_S, SessionAuth, set_cookie
 from gateway.operations.uncached import uncached
 from scheduler.errors import ErrorCode, RequestError
 
-CSS = "text/css; charset=utf-8"
-ICON = "image/svg+xml"
-SCRIPT = "text/javascript; charset=utf-8"
 FILES = files("gateway").joinpath("static", "dashboard")
-ASSETS = {
-    name: kind
-    for name in sorted(path.name for path in FILES.iterdir())
-    for suffix, kind in ((".css", CSS), (".js", SCRIPT), (".svg", ICON))
-    if name.endswith(suffix)
-}
+ASSETS = assets_of(FILES)
 """The files of the page -> media type."""
 
 DAY_MS = 86_400_000
 DAYS = tuple(map(str, range(1, 8)))
-
-POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
-HTML_HEADERS: Headers = [
-    ("Cache-Control", "no-store"),
-    ("X-Content-Type-Options", "nosniff"),
-    ("Content-Security-Policy", POLICY),
-    ("Referrer-Policy", "no-referrer"),
-]
-"""The headers of the page and of the login page."""
 
 
 class Session(TypedDict):
@@ -117,4 +100,4 @@ class Dashboard:
         return HttpResponse.of(200, Session(lasts_s=lasts_s), headers)
 
     def _html(self, call: RoutedRequest, status: int, body: bytes) -> HttpResponse:
-        return HttpResponse(status, body, [("x-request-id", call.request_id), *HTML_HEADERS], HTML)
+        return HttpResponse(status, body, [("x-request-id", call.request_id), *SCRIPTED_PAGE_HEADERS], HTML)

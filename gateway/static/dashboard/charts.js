@@ -191,7 +191,7 @@ const Charts = (() => {
     plot.setCursor({ left: Math.min(width - 1, Math.max(0, left + direction * Math.max(4, width / 60))), top: plot.over.clientHeight / 2 }, true, true);
   }
 
-  for (const id of IDS) document.getElementById(id).addEventListener("keydown", step);
+  for (const id of IDS) document.getElementById(id)?.addEventListener("keydown", step);
 
-  return { show };
+  return { show, colour, compact, fit };
 })();

@@ -3,7 +3,7 @@
 
 const Details = (() => {
   const by = (id) => document.getElementById(id);
-  const { element, sentence, viewLink, codeLink, count, percent, time, clock, replace } = Format;
+  const { element, sentence, list, table, viewLink, codeLink, count, percent, time, clock, replace } = Format;
   const TITLES = { customer: "Customer", request: "Request", worker: "Worker" };
   let state = null;
   let current = null;
@@ -20,41 +20,6 @@ const Details = (() => {
   }
 
   // --- parts ----------------------------------------------------------------------------------------------------------
-
-  function list(pairs) {
-    const node = element("dl", undefined, "facts");
-    for (const [label, value, className] of pairs.filter(([, value]) => value !== "" && value !== null && value !== undefined)) {
-      const shown = element("dd", undefined, className);
-      shown.append(value);
-      node.append(element("dt", label), shown);
-    }
-    return node;
-  }
-
-  function table(caption, headings, rows) {
-    if (!rows.length) return [element("h3", caption), element("p", "None.", "soft")];
-    const node = element("table", undefined, "plain");
-    const [head, body] = [element("thead"), element("tbody")];
-    const titles = element("tr");
-    titles.append(...headings.map((each) => Object.assign(element("th", each), { scope: "col" })));
-    head.append(titles);
-    for (const row of rows) {
-      const line = element("tr");
-      for (const value of row) {
-        const cell = element("td");
-        cell.append(value ?? "–");
-        line.append(cell);
-      }
-      body.append(line);
-    }
-    node.append(head, body);
-    const scroll = element("div", undefined, "scroll");
-    scroll.tabIndex = 0;
-    scroll.setAttribute("role", "region");
-    scroll.setAttribute("aria-label", caption);
-    scroll.append(node);
-    return [element("h3", caption), scroll];
-  }
 
   function code(name, messages) {
     const node = element("span");

@@ -35,6 +35,43 @@ const Format = (() => {
     return made;
   }
 
+  // A list of [label, value, class] without those that are empty.
+  function list(pairs) {
+    const node = element("dl", undefined, "facts");
+    for (const [label, value, className] of pairs.filter(([, value]) => value !== "" && value !== null && value !== undefined)) {
+      const shown = element("dd", undefined, className);
+      shown.append(value);
+      node.append(element("dt", label), shown);
+    }
+    return node;
+  }
+
+  // A heading and a table, which scrolls sideways. `rows`: of texts, nodes or null.
+  function table(caption, headings, rows) {
+    if (!rows.length) return [element("h3", caption), element("p", "None.", "soft")];
+    const node = element("table", undefined, "plain");
+    const [head, body] = [element("thead"), element("tbody")];
+    const titles = element("tr");
+    titles.append(...headings.map((each) => Object.assign(element("th", each), { scope: "col" })));
+    head.append(titles);
+    for (const row of rows) {
+      const line = element("tr");
+      for (const value of row) {
+        const cell = element("td");
+        cell.append(value ?? "–");
+        line.append(cell);
+      }
+      body.append(line);
+    }
+    node.append(head, body);
+    const scroll = element("div", undefined, "scroll");
+    scroll.tabIndex = 0;
+    scroll.setAttribute("role", "region");
+    scroll.setAttribute("aria-label", caption);
+    scroll.append(node);
+    return [element("h3", caption), scroll];
+  }
+
   // Replaces the content of a place if it differs, and keeps the focus on the link with the same target.
   function replace(place, nodes) {
     const next = element("div");
@@ -55,5 +92,5 @@ const Format = (() => {
   const processName = (id) => id.replace(/-[0-9a-f]{32}$/, "");
   const shedShare = (tier) => (tier.shed_rps > 0 ? Math.min(1, tier.shed_rps / Math.max(tier.in_rps, tier.shed_rps)) : 0);
 
-  return { element, coded, sentence, viewLink, codeLink, replace, count, percent, time, clock, processName, shedShare };
+  return { element, coded, sentence, list, table, viewLink, codeLink, replace, count, percent, time, clock, processName, shedShare };
 })();
