@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from typing import Annotated, Literal
+from uuid import UUID
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -11,7 +12,7 @@ from gateway.admin_api.route import DURATION, PAGES, AdminCall, AdminResult, cha
 from gateway.jobs.webhook_security import customer_key, secret_text
 from gateway.openapi.model import Parameter
 from gateway.openapi.schemas import NOT_EMPTY, only
-from ledger.admin.changes import remove
+from ledger.admin.changes import Row, remove
 from ledger.admin.columns import settable
 from ledger.admin.customers import (
     alter_customer,
@@ -24,6 +25,7 @@ from ledger.admin.customers import (
     rotate_webhook_secret,
 )
 from ledger.admin.errors import ChangeRejected
+from ledger.admin.quota_usage import QuotaUse, quota_usage
 from ledger.admin.rows import find_customer, find_key, list_customers, list_keys
 from ledger.admin.values import duration_of
 from ledger.schema.catalog import api_keys, customers
@@ -34,6 +36,13 @@ OF_CUSTOMER = Parameter("customer", "query", "Only of this customer, by name or 
 _CUSTOMER = {"customer": "The customer, by name or id."}
 _KEY = {"id": "Public part of the key: tl_<id>_..."}
 _EXPIRES_IN = text_field("expires_in", "Reject the key after this time, such as 30d; default: never.", pattern=DURATION)
+
+_LISTED = (
+    *PAGES,
+    Parameter("tier", "query", "Only customers of this tier.", NOT_EMPTY),
+    Parameter("status", "query", "Only customers with this status.", only(*STATUS)),
+    Parameter("search", "query", "Only customers whose name has this part, in either case.", NOT_EMPTY),
+)
 
 Customer = row_type("Customer", customers)
 CustomerInList = row_type("CustomerInList", customers, [("live_keys", int)])
@@ -100,10 +109,39 @@ class WebhookSecretShown(Struct):
     number: int
 
 
-async def get_customers(call: AdminCall) -> AdminResult:
+class QuotasOfCustomer(Struct):
+    """The quotas that apply to a customer."""
+
+    customer: str
+    customer_id: UUID
+    quotas: list[QuotaUse]
+
+
+async def _listed(call: AdminCall) -> list[Row]:
     tier, status = call.query.get("tier"), call.choice("status", STATUS)
-    rows, _ = await list_customers(call.connection, call.limit + 1, tier, status, after=call.query.get("after"))
-    return call.part(rows, lambda row: str(row["name"]))
+    after, search = call.query.get("after"), call.query.get("search")
+    rows, _ = await list_customers(call.connection, call.limit + 1, tier, status, after=after, search=search)
+    return rows
+
+
+async def get_customers(call: AdminCall) -> AdminResult:
+    return call.part(await _listed(call), lambda row: str(row["name"]))
+
+
+async def get_quota_usage(call: AdminCall) -> AdminResult:
+    """Of the customers of the same part of `GET /customers`, or of one customer."""
+    customer = call.query.get("customer")
+    rows = await _listed(call) if customer is None else [await find_customer(call.connection, customer)]
+    used = await quota_usage(call.connection, rows[: call.limit])
+    parts = [
+        {
+            "customer": row["name"],
+            "customer_id": row["id"],
+            "quotas": [each._asdict() for each in used.get(row["id"], [])],
+        }
+        for row in rows
+    ]
+    return call.part(parts, lambda row: str(row["customer"]))
 
 
 async def get_customer(call: AdminCall) -> AdminResult:
@@ -191,11 +229,14 @@ ROUTES = [
         "List customers by name",
         get_customers,
         Page[CustomerInList],  # type: ignore[valid-type]
-        query=(
-            *PAGES,
-            Parameter("tier", "query", "Only customers of this tier.", NOT_EMPTY),
-            Parameter("status", "query", "Only customers with this status.", only(*STATUS)),
-        ),
+        query=_LISTED,
+    ),
+    read_route(
+        "/quota-usage",
+        "List what customers have used of their quotas and budgets, by the audit",
+        get_quota_usage,
+        Page[QuotasOfCustomer],
+        query=(*_LISTED, OF_CUSTOMER),
     ),
     change_route(
         "POST",

@@ -1,5 +1,6 @@
 """Cells, cordoned workers, pools and operators."""
 
+from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
@@ -23,7 +24,12 @@ from ledger.admin.rows import (
     open_cell,
     uncordon,
 )
+from ledger.audit.queries import recent_workers
 from ledger.schema.catalog import cells, cordons, operators
+
+RECENT_S = 600
+WORKERS_TIMEOUT_MS = 10_000
+"""Of the statement that finds the workers in the audit."""
 
 _CELL = {"name": "Name of the cell."}
 _WORKER = {"worker": "Id of the worker."}
@@ -47,6 +53,15 @@ NewOperator = body_type(
 )
 OperatorChanges = body_type("OperatorChanges", [], [("role", _ROLE)])
 NewToken = body_type("NewTokenBody", [], [_EXPIRES_IN])
+
+
+class WorkerOfAudit(msgspec.Struct):
+    """A worker, its requests of the last ten minutes by the audit, and its cordon or null."""
+
+    worker: str
+    requests: int
+    last_request_at: datetime | None
+    cordon: CordonRow | None  # type: ignore[valid-type]
 
 
 class PoolOfModels(msgspec.Struct):
@@ -111,6 +126,25 @@ async def delete_cordon(call: AdminCall) -> AdminResult:
     await call.lock(cordons, call.path["worker"])
     change = await uncordon(call.connection, call.path["worker"])
     return call.changed([] if change is None else [change])
+
+
+async def get_workers(call: AdminCall) -> AdminResult:
+    """By the audit and the cordons: the admin API does not read Redis, which has the heartbeats."""
+    cordoned = {row["worker"]: row for row in await list_cordons(call.connection)}
+    recent = await recent_workers(call.connection, RECENT_S, timeout_ms=WORKERS_TIMEOUT_MS)
+    found = {each.worker: each for each in recent}
+    rows = []
+    for worker in sorted(cordoned.keys() | found.keys()):
+        ran, cordon_row = found.get(worker), cordoned.get(worker)
+        rows.append(
+            {
+                "worker": worker,
+                "requests": ran.requests if ran else 0,
+                "last_request_at": ran.last_request_at if ran else None,
+                "cordon": cordon_row,
+            }
+        )
+    return call.page(rows, lambda row: str(row["worker"]))
 
 
 async def get_pools(call: AdminCall) -> AdminResult:
@@ -201,6 +235,13 @@ ROUTES = [
         delete_cordon,
         action=Action.CORDON,
         parts=_WORKER,
+    ),
+    read_route(
+        "/workers",
+        "List workers that ran requests in the last ten minutes, by the audit, or are cordoned",
+        get_workers,
+        Page[WorkerOfAudit],
+        query=PAGES,
     ),
     read_route("/pools", "List the pools that models name", get_pools, Page[PoolOfModels], query=PAGES),
     read_route("/operators", "List operators", get_operators, Page[OperatorRow], query=PAGES),  # type: ignore[valid-type]

@@ -15,6 +15,7 @@ from asyncpg import DataError
 from gateway.admin_api.authentication import NO_CACHE, OperatorAuth
 from gateway.admin_api.bodies import given_fields
 from gateway.admin_api.oidc_provider import OidcConfig
+from gateway.admin_api.page import add_page
 from gateway.admin_api.roles import ROLE_ACTIONS, Action, least_role
 from gateway.admin_api.route import AdminCall, AdminResult, AdminRoute
 from gateway.admin_api.sessions import SessionHandlers
@@ -82,6 +83,7 @@ class AdminServer:
         SessionHandlers(self._auth, self._connection, config.oidc).add_to(self._app.router)
         for path, document in documents.items():
             self._app.router.add_get(path, _constant(document), allow_head=False)
+        add_page(self._app.router)
         self._app.router.add_get("/livez", _constant({"status": "ok"}))
         self._app.router.add_get("/readyz", self._ready)
 

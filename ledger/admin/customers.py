@@ -197,7 +197,9 @@ def parsed_quota(text: str) -> Quota:
     try:
         return parse_quota(None, "any", text)
     except BadCatalogRow:
-        raise BadValue(f"quota must be an amount and a period, not {text!r} (such as {QUOTA_FORMS}).") from None
+        raise BadValue(
+            f"quota must be an amount and a period, not {text!r} (such as {QUOTA_FORMS}).", "quota"
+        ) from None
 
 
 def _named(text: str, owner: str) -> str:

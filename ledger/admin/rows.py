@@ -69,14 +69,21 @@ async def list_models(connection: Connection, name: str | None = None) -> list[R
 
 
 async def list_customers(
-    connection: Connection, limit: int, tier: str | None, status: str | None, *, after: str | None = None
+    connection: Connection,
+    limit: int,
+    tier: str | None,
+    status: str | None,
+    *,
+    after: str | None = None,
+    search: str | None = None,
 ) -> tuple[list[Row], int]:
     """The first `limit` customers by name, with the number of their live keys; and how many there are in all.
 
-    `after`: those with a later name.
+    `after`: those with a later name. `search`: those whose name has this part, in either case.
     """
     wanted = [customers.c.tier == tier] if tier else []
     wanted += [customers.c.status == status] if status else []
+    wanted += [customers.c.name.icontains(search, autoescape=True)] if search else []
     keys = _count(api_keys, api_keys.c.customer_id == customers.c.id, _live).label("live_keys")
     later = [] if after is None else [customers.c.name > after]
     query = select(*seen(customers), keys).where(*wanted, *later).order_by(customers.c.name).limit(limit)

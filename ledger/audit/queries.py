@@ -190,6 +190,27 @@ async def recorded_requests(
         yield RecordedRequest._make(row)
 
 
+class RecentWorker(NamedTuple):
+    """A worker that ran accepted requests in a window, their number, and the creation time of the newest."""
+
+    worker: str
+    requests: int
+    last_request_at: datetime
+
+
+async def recent_workers(connection: Connection, window_s: int, *, timeout_ms: int) -> list[RecentWorker]:
+    """The workers that ran requests of the last `window_s` seconds, at most an hour, by id. Raises as `find_usage`."""
+    async with with_statement_timeout(connection, timeout_ms):
+        rows = await connection.fetch(statement("recent_workers"), await _first_id(connection, window_s))
+    return [RecentWorker._make(row) for row in rows]
+
+
+async def _first_id(connection: Connection, window_s: int) -> str:
+    """The lowest id of a request of the last `window_s` seconds."""
+    now: datetime = await connection.fetchval(statement("clock_timestamp"))
+    return f"req_{max(0, int((now.timestamp() - window_s) * 1000)):012x}"
+
+
 async def find_gpu_share(
     connection: Connection,
     customer_id: str,
@@ -200,8 +221,7 @@ async def find_gpu_share(
 ) -> GpuShare:
     """The share of a customer in the GPU time of the last `window_s` seconds, of one tier or all. Raises as `find_usage`."""
     async with with_statement_timeout(connection, timeout_ms):
-        now: datetime = await connection.fetchval(statement("clock_timestamp"))
-        first_id = f"req_{max(0, int((now.timestamp() - window_s) * 1000)):012x}"
+        first_id = await _first_id(connection, window_s)
         row = await connection.fetchrow(statement("customer_gpu_share"), customer_id, first_id, tier)
     return GpuShare(*row) if row is not None else GpuShare(0.0, 0.0, 0, 0, 0)
 

@@ -28,6 +28,13 @@ FROM requests
 WHERE customer_id = $1 AND created_at > now() - interval '1 hour' AND status = 'failed'
 ORDER BY created_at DESC LIMIT $2
 
+-- name: recent_workers
+-- $1: the lowest request id of the window. Workers with their accepted requests and the newest of them. Uses the primary key.
+SELECT worker_id, count(*), max(created_at)
+FROM requests
+WHERE id >= $1 AND created_at > now() - interval '1 hour' AND worker_id IS NOT NULL
+GROUP BY worker_id ORDER BY worker_id
+
 -- name: usage_export
 -- $1: start. $2: end. $3: customer; null: all. Accepted requests by customer, key and model. The price of a request is that of its creation time. A row
 -- has the tokens and the GPU time that are charged, whatever its status.

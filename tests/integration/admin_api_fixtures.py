@@ -1,8 +1,10 @@
 """The admin API on the test's own database, with an operator of each role."""
 
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import aiohttp
 import asyncpg
@@ -17,6 +19,7 @@ from gateway.admin_api.server import AdminConfig, AdminServer
 from gateway.auth.client_address import Network
 from ledger.admin.changes import changing
 from ledger.admin.operators import create_operator
+from scheduler.request_id import created_at
 from tierlane.connect import administering
 from tierlane.settings.model import Settings
 
@@ -67,6 +70,24 @@ class AdminApi:
         reply = await self(method, path, body, **options)
         assert reply.status in (200, 201), reply
         return reply.body
+
+
+async def add_requests(db: Connection, acme: str, count: int) -> list[str]:
+    """Insert failed and completed requests of this minute in turn; their ids, the newest first."""
+    await db.execute("SELECT ensure_request_partitions(1)")
+    now = time.time_ns() // 1_000_000
+    ids = [f"req_{now - 10 * n:012x}7{n:03x}8{'0' * 15}" for n in range(count)]
+    for n, request_id in enumerate(ids):
+        await db.execute(
+            "INSERT INTO requests (id, created_at, customer_id, tier, model, status, error_code, tokens_used, cost_ms) "
+            "VALUES ($1, $2, $3, 'paid', 'tiny', $4, $5, 100, 500)",
+            request_id,
+            created_at(request_id),
+            UUID(acme),
+            "failed" if n % 2 else "completed",
+            "gpu_timeout" if n % 2 else None,
+        )
+    return ids
 
 
 @asynccontextmanager

@@ -3,10 +3,9 @@
 import asyncio
 import json
 import re
-import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from urllib.parse import quote
 
 import pytest
 
@@ -14,10 +13,9 @@ from gateway.admin_api.roles import ROLE_ACTIONS, Action
 from gateway.admin_api.route import AdminRoute
 from gateway.admin_api.routes import ROUTES
 from gateway.jobs.webhook_security import customer_key, secret_text
-from integration.admin_api_fixtures import CALLBACK_SECRET, AdminApi, api, running_admin_api
+from integration.admin_api_fixtures import CALLBACK_SECRET, AdminApi, add_requests, api, running_admin_api
 from integration.admin_fixtures import Admin, customer
 from integration.ledger_fixtures import database_url, db, postgres_server
-from scheduler.request_id import created_at
 
 __all__ = ["api", "database_url", "db", "postgres_server"]
 
@@ -410,24 +408,6 @@ async def test_operators_are_managed_by_admins(api: AdminApi) -> None:
     assert "hash" not in str(await api.done("GET", "/operators/ann"))
 
 
-async def add_requests(db: Connection, acme: str, count: int) -> list[str]:
-    """Insert failed and completed requests of this minute in turn; their ids, the newest first."""
-    await db.execute("SELECT ensure_request_partitions(1)")
-    now = time.time_ns() // 1_000_000
-    ids = [f"req_{now - 10 * n:012x}7{n:03x}8{'0' * 15}" for n in range(count)]
-    for n, request_id in enumerate(ids):
-        await db.execute(
-            "INSERT INTO requests (id, created_at, customer_id, tier, model, status, error_code, tokens_used, cost_ms) "
-            "VALUES ($1, $2, $3, 'paid', 'tiny', $4, $5, 100, 500)",
-            request_id,
-            created_at(request_id),
-            UUID(acme),
-            "failed" if n % 2 else "completed",
-            "gpu_timeout" if n % 2 else None,
-        )
-    return ids
-
-
 async def test_requests_are_searched_in_the_audit(api: AdminApi, db: Connection, acme: str) -> None:
     """By customer, time, code, model and status, in parts; one request by its id."""
     ids = await add_requests(db, acme, 5)
@@ -448,6 +428,59 @@ async def test_requests_are_searched_in_the_audit(api: AdminApi, db: Connection,
     assert empty == [[]] * 4
     assert (await api("GET", "/requests?after=x")).body["error"]["param"] == "after"
     assert (await api("GET", "/requests/x")).status == 404
+
+
+async def test_customers_are_found_by_a_part_of_their_name_with_what_they_have_used(
+    api: AdminApi, db: Connection, acme: str
+) -> None:
+    """Requests, GPU time and money of the current period, of own quotas and of the tier's, in the order of the customers."""
+    for name in ("beta", "Acme-2", "a%me"):
+        await customer(db, name)
+    await add_requests(db, acme, 4)
+    await db.execute("INSERT INTO prices (model, valid_from, usd_per_gpu_s) VALUES ('tiny', '2026-01-01', 2)")
+    for body in (
+        {"customer": "acme", "quota": "5/year"},
+        {"customer": "acme", "quota": "100 usd/year"},
+        {"tier": "paid", "quota": "10 gpu-s/year"},
+    ):
+        await api.done("POST", "/quotas", body)
+    found = await api.done("GET", "/customers?search=ACME")
+    of_one = (await api.done("GET", "/quota-usage?customer=acme"))["data"]
+    first = await api.done("GET", "/quota-usage?search=me&limit=2")
+    second = await api.done("GET", f"/quota-usage?search=me&limit=2&after={quote(first['next'])}")
+    listed = first["data"] + second["data"]
+
+    assert [row["name"] for row in found["data"]] == ["Acme-2", "acme"]
+    assert [row["name"] for row in (await api.done("GET", "/customers?search=%25"))["data"]] == ["a%me"]
+    (row,) = of_one
+    assert (row["customer"], row["customer_id"]) == ("acme", acme)
+    assert [(each["quota"], each["tier"], each["unit"], each["used"], each["amount"]) for each in row["quotas"]] == [
+        ("5/year", None, "requests", 4, 5),
+        ("100 usd/year", None, "usd", 4, 100),
+        ("10 gpu-s/year", "paid", "gpu-s", 2, 10),
+    ]
+    assert row["quotas"][0]["since"] < f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}" < row["quotas"][0]["until"]
+    assert [each["customer"] for each in listed] == [
+        each["name"] for each in (await api.done("GET", "/customers?search=me"))["data"]
+    ]
+    assert row in listed
+    assert [len(each["quotas"]) for each in listed] == [3 if each["customer"] == "acme" else 1 for each in listed]
+
+
+async def test_workers_are_those_of_the_audit_and_the_cordons(api: AdminApi, db: Connection, acme: str) -> None:
+    """With their requests of the last ten minutes."""
+    ids = await add_requests(db, acme, 3)
+    await db.execute("UPDATE requests SET worker_id = CASE WHEN id = $1 THEN 'gpu-2' ELSE 'gpu-1' END", ids[0])
+    await api.done("PUT", "/cordons/gpu-2", {"reason": "its fan"})
+    await api.done("PUT", "/cordons/gpu-9", {})
+    rows = (await api.done("GET", "/workers"))["data"]
+
+    assert [(row["worker"], row["requests"], row["last_request_at"] is None) for row in rows] == [
+        ("gpu-1", 2, False),
+        ("gpu-2", 1, False),
+        ("gpu-9", 0, True),
+    ]
+    assert [row["cordon"] and row["cordon"]["reason"] for row in rows] == [None, "its fan", ""]
 
 
 async def test_usage_is_that_of_the_export(api: AdminApi, db: Connection, acme: str, database_url: str) -> None:

@@ -26,21 +26,34 @@ const Dialog = (() => {
     hiding = setTimeout(() => (by("done").hidden = true), SHOWN_MS);
   }
 
-  // `lines` are [text, class]; `act` gets the reason and a function that shows progress, and returns the notice.
-  function open({ title, lines, verb, reason, act }) {
+  // `lines` are [text, class]. `fields`: elements below them, with which an error or no notice leaves the dialog open for
+  // another try. `act` gets the reason and a function that shows progress, and returns the notice or the next dialog.
+  // Without a verb there is no action.
+  function open({ title, lines = [], fields, verb, reason, act }) {
     if (by("dialog").open) return;
-    action = { act, running: false };
+    action = { act, running: false, fields };
     by("dialog-title").textContent = title;
-    by("dialog-lines").replaceChildren(...lines.map(([text, className]) => element("p", text, className)));
+    by("dialog-lines").replaceChildren(...lines.map(([text, className]) => element("p", text, className)), ...(fields ?? []));
     by("dialog-reason-line").hidden = !reason;
     by("dialog-reason").value = "";
     by("dialog-progress").textContent = "";
     by("dialog-error").textContent = "";
-    by("dialog-do").textContent = verb;
-    by("dialog-do").hidden = false;
+    by("dialog-do").textContent = verb ?? "";
+    by("dialog-do").hidden = !verb;
     by("dialog-do").disabled = false;
-    by("dialog-cancel").textContent = "Cancel";
+    by("dialog-cancel").textContent = verb ? "Cancel" : "Close";
     by("dialog").showModal();
+  }
+
+  // The text of the button that carries the action out.
+  function setVerb(text) {
+    by("dialog-do").textContent = text;
+  }
+
+  function retry(current) {
+    current.running = false;
+    by("dialog-do").disabled = false;
+    by("dialog-progress").textContent = "";
   }
 
   async function carryOut() {
@@ -48,16 +61,20 @@ const Dialog = (() => {
     if (!current || current.running) return;
     current.running = true;
     by("dialog-do").disabled = true;
+    by("dialog-error").textContent = "";
     by("dialog-progress").textContent = "In progress …";
     const progress = (text) => action === current && (by("dialog-progress").textContent = text);
     try {
-      const text = await current.act(by("dialog-reason").value.trim(), progress);
+      const result = await current.act(by("dialog-reason").value.trim(), progress);
+      if (result === undefined) return retry(current);
       if (action === current) by("dialog").close();
-      notify(text, "good");
+      if (typeof result === "string") notify(result, "good");
+      else open(result);
     } catch (error) {
       if (action !== current) return notify(error.message, "bad");
-      by("dialog-progress").textContent = "";
       by("dialog-error").replaceChildren(...coded(error.message));
+      if (current.fields) return retry(current);
+      by("dialog-progress").textContent = "";
       by("dialog-do").hidden = true;
       by("dialog-cancel").textContent = "Close";
       by("dialog-cancel").focus();
@@ -69,8 +86,10 @@ const Dialog = (() => {
   by("dialog-cancel").addEventListener("click", () => by("dialog").close());
   // The close event comes later: by then the dialog may be open for the next action.
   by("dialog").addEventListener("close", () => {
-    if (!by("dialog").open) action = null;
+    if (by("dialog").open) return;
+    action = null;
+    by("dialog-lines").replaceChildren(); // It may have contained a secret.
   });
 
-  return { BASE, open, post };
+  return { BASE, open, post, notify, setVerb, carryOut };
 })();

@@ -46,21 +46,22 @@ const Format = (() => {
     return node;
   }
 
-  // A heading and a table, which scrolls sideways. `rows`: of texts, nodes or null.
-  function table(caption, headings, rows) {
+  // A heading and a table, which scrolls sideways. `rows`: of texts, nodes or null. Each cell has the name of its column.
+  function table(caption, headings, rows, className = "plain") {
     if (!rows.length) return [element("h3", caption), element("p", "None.", "soft")];
-    const node = element("table", undefined, "plain");
+    const node = element("table", undefined, className);
     const [head, body] = [element("thead"), element("tbody")];
     const titles = element("tr");
     titles.append(...headings.map((each) => Object.assign(element("th", each), { scope: "col" })));
     head.append(titles);
     for (const row of rows) {
       const line = element("tr");
-      for (const value of row) {
+      row.forEach((value, at) => {
         const cell = element("td");
+        cell.dataset.column = headings[at];
         cell.append(value ?? "–");
         line.append(cell);
-      }
+      });
       body.append(line);
     }
     node.append(head, body);
