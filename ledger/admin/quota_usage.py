@@ -10,10 +10,11 @@ from sqlalchemy import ARRAY, Text, Uuid, cast, func, or_, select
 
 from ledger.admin.changes import Row, fetch, transaction_time
 from ledger.audit.quota_restore import quota_spent
-from ledger.catalog.quotas import name_of, parse_quota, window_number, window_start
+from ledger.catalog.quotas import name_of, parse_quota
 from ledger.catalog.snapshot import Customer, Snapshot
 from ledger.postgres import Connection
 from ledger.schema.catalog import quotas
+from ratelimit.periods import window_number, window_start
 from ratelimit.quotas import shown_amount, unit_of
 
 TIMEOUT_MS = 10_000
@@ -42,7 +43,16 @@ async def quota_usage(connection: Connection, owners: Sequence[Row]) -> dict[UUI
     for owner in owners:
         names = {name_of(parsed[row["id"]]) for row in held[owner["id"]]}
         counted = tuple((name, 0) for name in sorted(names))
-        customers[str(owner["id"])] = Customer(str(owner["id"]), "", owner["tier"], False, (), None, counted)  # noqa: FBT003
+        customers[str(owner["id"])] = Customer(
+            id=str(owner["id"]),
+            name="",
+            tier=owner["tier"],
+            suspended=False,
+            limits=(),
+            max_queue_ms=None,
+            quotas=counted,
+            zone=owner["time_zone"] or "",
+        )
     snapshot = Snapshot(0, (), customers, {}, {}, ())
     spent = await quota_spent(connection, snapshot, now=now, timeout_ms=TIMEOUT_MS)
     units = {(each.customer_id, each.period): each.spent for each in spent}
@@ -52,7 +62,8 @@ async def quota_usage(connection: Connection, owners: Sequence[Row]) -> dict[UUI
         for row in held[owner["id"]]:
             quota = parsed[row["id"]]
             name = name_of(quota)
-            number = window_number(name, now)
+            zone = owner["time_zone"] or ""
+            number = window_number(name, now, zone)
             found[owner["id"]].append(
                 QuotaUse(
                     row["id"],
@@ -61,8 +72,8 @@ async def quota_usage(connection: Connection, owners: Sequence[Row]) -> dict[UUI
                     unit_of(name).word,
                     float(shown_amount(name, units.get((str(owner["id"]), name), 0))),
                     float(shown_amount(name, quota.amount)),
-                    window_start(name, number),
-                    window_start(name, number + 1),
+                    window_start(name, number, zone),
+                    window_start(name, number + 1, zone),
                 )
             )
     return found
