@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ledger.catalog.webhook_secret import WebhookSecrets
 from ledger.postgres import Connection, statement
 from ratelimit.quotas import quota_name
 
@@ -36,7 +37,7 @@ class NewAlert(NamedTuple):
 
 
 class ClaimedAlert(NamedTuple):
-    """An alert that this gateway sends, with the name and the URL of its customer."""
+    """An alert that this gateway sends, with the name, the URL and the numbers of the valid webhook secrets of its customer."""
 
     id: str
     customer_id: str
@@ -51,6 +52,7 @@ class ClaimedAlert(NamedTuple):
     reached_at: datetime
     pending: Sequence[str]
     tries: int
+    secrets: Sequence[int]
 
 
 class CustomerAlert(msgspec.Struct, frozen=True):
@@ -70,7 +72,8 @@ async def add_alerts(connection: Connection, alerts: Sequence[NewAlert]) -> set[
 
 async def claim_alerts(connection: Connection, limit: int, lease_s: float) -> list[ClaimedAlert]:
     """Claim alerts that are due. Unless the attempt is recorded, they are due again after `lease_s`."""
-    return [ClaimedAlert(*row) for row in await connection.fetch(statement("claim_alerts"), limit, lease_s)]
+    rows = await connection.fetch(statement("claim_alerts"), limit, lease_s)
+    return [ClaimedAlert(*[*row[:13], WebhookSecrets(*row[13:16]).valid(row[16])]) for row in rows]
 
 
 async def record_alert_attempt(

@@ -155,7 +155,7 @@ class QuotaAlerts:
             private, url, keys = True, jobs.alert_url, [installation_key(jobs.callback_secret)]
             if destination == CUSTOMER:
                 private, url = jobs.private_addresses, alert.url or ""
-                keys = [customer_key(jobs.callback_secret, alert.customer_id)]
+                keys = [customer_key(jobs.callback_secret, alert.customer_id, number) for number in alert.secrets]
                 if problem := url_problem(url, hosts.of(alert.customer_id), private=private):
                     log.warning(
                         "quota_alert_url", customer=alert.customer, problem=problem.replace("callback_url", "alert_url")

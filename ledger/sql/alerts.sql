@@ -22,7 +22,8 @@ FROM (
 ) AS due, customers AS c
 WHERE a.id = due.id AND c.id = a.customer_id
 RETURNING a.id, a.customer_id::text, c.name, c.alert_url, a.quota, a.period_start, a.period_end, a.share, a.amount, a.used,
-          a.reached_at, a.pending, a.tries
+          a.reached_at, a.pending, a.tries,
+          c.webhook_secret, c.webhook_secret_oldest, c.webhook_secret_until, clock_timestamp()
 
 -- name: record_alert_attempt
 -- $1: alert. $2: where it is still to be sent. $3: seconds until the next attempt; null: none.
