@@ -84,7 +84,9 @@ async def picture(tab: Tab, path: Path, width: int) -> None:
     )
     clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
     shot = await tab.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-    image = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB").quantize(256)
+    image = (
+        Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
+    )
     image.save(path, optimize=True)
     print(path, image.size, flush=True)
 

@@ -252,8 +252,24 @@ async def test_errors_are_shown_by_code_and_tier_and_workers_by_cause(
             await stack.worker.heartbeat(f"worker-{number}", "failed")
         causes = "document.getElementById('causes').innerText"
         assert await tab.until(causes, "the cause", 5.0) == "4 workers: failed"
+        for number in (11, 12, 9):
+            await stack.worker.presence.worker_beat(
+                replace(ELSEWHERE, id=f"far-{number}", status="away", gpu=None, reason="No key.")
+            )
+        assert await tab.until(f"{causes}.includes('away') && {causes}", "both causes", 5.0) == (
+            "4 workers: failed\n3 workers: away: No key."
+        )
+        tiles = await tab.value(
+            "[...document.querySelectorAll('.worker.ill')].map((each) => each.innerText.split('\\n')[0])"
+        )
+        assert tiles == ["far-9", "far-11", "far-12", "worker-2", "worker-3", "worker-4", "worker-5"]
+        assert not await tab.value("document.getElementById('workers').innerText.includes('No key.')")
+        await tab.value("location.hash = 'worker=far-9'; true")
+        await tab.until("document.getElementById('details').innerText.includes('No key.')", "the view of one")
+        await tab.value("location.hash = ''; true")
         reasons = await tab.value("document.getElementById('reasons').textContent")
-        assert "4 of 5 GPUs are not healthy: 4 workers are failed, last seen" in reasons
+        assert "7 of 8 GPUs are not healthy: 4 workers are failed, last seen" in reasons
+        assert "; 3 workers are away (No key), last seen" in reasons
         assert await violations(tab) == []
         assert tab.faults == []
 

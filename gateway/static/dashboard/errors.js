@@ -12,10 +12,17 @@ const Errors = (() => {
     return cell;
   }
 
+  // It may be continued in the next line after an underscore.
+  function breakable(code) {
+    const link = codeLink(code);
+    link.replaceChildren(...code.split(/(?<=_)/).flatMap((part) => [part, element("wbr")]));
+    return link;
+  }
+
   function row(code, tiers, total) {
     const line = element("tr");
     const cells = tiers.map((tier) => element("td", tier.errors_60s[code] ? count(tier.errors_60s[code]) : "–"));
-    line.append(heading(codeLink(code), "row"), ...cells, element("td", count(total)));
+    line.append(heading(breakable(code), "row"), ...cells, element("td", count(total)));
     return line;
   }
 

@@ -3,9 +3,12 @@
 
 const Workers = (() => {
   const MOST = 200;
+  const MOST_CAUSES = 5;
   const { element, sentence, count, percent, time, viewLink, replace } = Format;
+  const order = new Intl.Collator("en", { numeric: true });
   const tiles = new Map();
   let state = null;
+  let shared = [];
 
   const place = () => document.getElementById("workers");
   const key = (worker) => `${worker.pool} ${worker.id}`;
@@ -71,7 +74,8 @@ const Workers = (() => {
 
   const running = (worker) => (worker.slots ? `${worker.in_flight} of ${worker.slots} slots` : `${worker.in_flight} in flight`);
 
-  function facts(worker) {
+  // `brief`: without what the list of causes has.
+  function facts(worker, brief = false) {
     const lines = [element("p", ...status(worker))];
     const busy = element("progress");
     busy.max = 1;
@@ -80,7 +84,8 @@ const Workers = (() => {
     const rate = worker.rps ? ` · can do ${count(worker.rps)}/s` : "";
     const ageMs = worker.age_ms + (state.look_age_s ?? 0) * 1000;
     if (worker.healthy) lines.push(busy, element("p", `${percent(worker.utilization)} busy · ${running(worker)}${rate}`));
-    if (worker.reason) lines.push(sentence("p", worker.reason, worker.healthy ? "warn" : "bad"));
+    const listed = brief && !worker.healthy && shared.some((each) => each.fault === worker.reason);
+    if (worker.reason && !listed) lines.push(sentence("p", worker.reason, worker.healthy ? "warn" : "bad"));
     if (worker.slots_source) lines.push(sentence("p", `slots: ${worker.slots_source}`, "soft"));
     lines.push(element("p", `heartbeat ${time(ageMs)} ago`, ageMs > 1500 ? "bad" : "soft"));
     const gpu = worker.gpu;
@@ -93,19 +98,17 @@ const Workers = (() => {
     return lines;
   }
 
-  // One line for each cause that several workers share.
+  // The causes that several workers share, the most frequent first.
   function causes(workers) {
     const groups = new Map();
     for (const worker of workers.filter((each) => !each.healthy)) {
       const [label, level] = status(worker);
       const fault = worker.gpu?.fault || worker.reason;
-      const group = `${label} ${worker.cause || fault}`;
-      const known = groups.get(group);
-      if (known) known.number += 1;
-      else groups.set(group, { number: 1, level, text: fault ? `${label}: ${fault}` : label });
+      const text = fault ? `${label}: ${fault}` : label;
+      const number = (groups.get(text)?.number ?? 0) + 1;
+      groups.set(text, { text, fault, level, number });
     }
-    return [...groups.values()].filter((each) => each.number > 1).sort((a, b) => b.number - a.number)
-      .map((each) => sentence("li", `${count(each.number)} workers: ${each.text}`, each.level));
+    return [...groups.values()].filter((each) => each.number > 1).sort((a, b) => b.number - a.number).slice(0, MOST_CAUSES);
   }
 
   function made(worker) {
@@ -127,7 +130,7 @@ const Workers = (() => {
     const { tile, body, button } = tiles.get(key(worker));
     const intended = worker.cordoned || worker.status === "cordoned";
     tile.className = worker.healthy ? "worker" : intended ? "worker ill cordoned" : "worker ill";
-    body.replaceChildren(...facts(worker));
+    body.replaceChildren(...facts(worker, true));
     const verb = worker.cordoned ? "Uncordon" : "Cordon";
     if (button.textContent !== verb) {
       button.textContent = verb;
@@ -145,8 +148,10 @@ const Workers = (() => {
   function show(document_, pool) {
     state = document_;
     forget();
-    const ordered = state.workers.filter((each) => !pool || each.pool === pool).sort((a, b) => a.healthy - b.healthy);
-    replace(document.getElementById("causes"), causes(ordered));
+    const ordered = state.workers.filter((each) => !pool || each.pool === pool)
+      .sort((a, b) => a.healthy - b.healthy || order.compare(a.id, b.id));
+    shared = causes(ordered);
+    replace(document.getElementById("causes"), shared.map((each) => sentence("li", `${count(each.number)} workers: ${each.text}`, each.level)));
     const nodes = ordered.slice(0, MOST).map(shown);
     if (!nodes.length) nodes.push(sentence("p", "No workers. Start one with `tierlane worker`, or check that workers reach Redis.", "bad"));
     if (ordered.length > MOST) nodes.push(element("p", `and ${ordered.length - MOST} more`));
