@@ -77,16 +77,16 @@ class Scene:
 
 
 async def picture(tab: Tab, path: Path, width: int) -> None:
-    """Write the page, also what is below the screen, with a palette of 256 colours."""
+    """Write the page, also what is below the screen unless it was scrolled, with a palette of 256 colours."""
     await asyncio.sleep(1.5)  # Charts are drawn again after a change of the size, with the next state.
-    height = await tab.value(
-        "Math.max(innerHeight, Math.ceil(document.documentElement.getBoundingClientRect().height))"
-    )
-    clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-    shot = await tab.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-    image = (
-        Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
-    )
+    options: dict[str, Any] = {}
+    if not await tab.value("scrollY"):
+        height = "Math.max(innerHeight, Math.ceil(document.documentElement.getBoundingClientRect().height))"
+        clip = {"x": 0, "y": 0, "width": width, "height": await tab.value(height), "scale": 1}
+        options = {"captureBeyondViewport": True, "clip": clip}
+    shot = await tab.call("Page.captureScreenshot", format="png", **options)
+    whole = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+    image = whole.quantize(256, Image.Quantize.MAXCOVERAGE)
     image.save(path, optimize=True)
     print(path, image.size, flush=True)
 
