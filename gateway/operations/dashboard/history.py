@@ -76,13 +76,11 @@ class WeekHistory:
             if older:
                 await self._store.add_older(older[::-1])
             return
-        last_number = _interval(
-            newest
-        )  # Of another version or of a clock that is ahead: only the newest point is added.
-        newest_number = max(self._points)
-        first = newest_number if last_number is None or last_number > newest_number else last_number + 1
+        stored, last_number = _interval(newest), max(self._points)
+        if stored is None or stored > last_number:  # Of another version, or of a clock that is ahead.
+            stored = last_number - 1
         for number, packed in self._points.items():
-            if number >= first:
+            if number > stored:
                 await self._store.add(packed)
 
 

@@ -74,18 +74,13 @@ class Dashboard:
     async def history(self, call: RoutedRequest) -> HttpResponse:
         """The history of some days, of one pool if named. Raises RequestError `invalid_request`."""
         self._session_auth.check(call)
-        query = call.request.query
-        if (days := query.get("days", "7")) not in DAYS:
+        days, pool = call.request.query.get("days", "7"), call.request.query.get("pool", "")
+        if days not in DAYS:
             raise RequestError(ErrorCode.INVALID_REQUEST, "days must be 1 to 7.", "days")
-        latest = await self._snapshots.current()
-        week, first_ms, pool = (
-            self._snapshots.history.week,
-            latest.state.at_ms - int(days) * DAY_MS,
-            query.get("pool", ""),
-        )
-        # Thousands of points are decoded.
-        points = await asyncio.to_thread(lambda: [point.of_pool(pool) for point in week.since(first_ms)])
-        return uncached(call, points)
+        latest, week = await self._snapshots.current(), self._snapshots.history.week
+        # In a thread, because thousands of points are decoded.
+        points = await asyncio.to_thread(week.since, latest.state.at_ms - int(days) * DAY_MS)
+        return uncached(call, [point.of_pool(pool) for point in points])
 
     async def asset(self, call: RoutedRequest) -> HttpResponse:
         """A file of the page. Files contain no data and need no token. Raises RequestError `not_found`."""

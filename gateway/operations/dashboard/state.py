@@ -154,7 +154,8 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
 class DashboardState(PoolState, frozen=True, kw_only=True):
     """The document; its figures are those of all pools, `pools` has those of each if there are several.
 
-    `installation`: its name, "" if it has none. `look_age_s`: age of the last observation of Redis, null before the first. `batches`: those of /v1/batches, null if unknown.
+    `installation`: its name, "" if it has none. `look_age_s`: age of the last observation of Redis, null before the first.
+    `batches`: those of /v1/batches, null if unknown.
     """
 
     at_ms: int

@@ -11,6 +11,7 @@
   const query = new URLSearchParams(location.search);
   const wall = query.has("wall") || query.get("tv") === "1"; // tv: the name in earlier versions.
   let source = null;
+  let daysWanted = "";
   let state = null;
   let receivedAt = null;
   let minutes = RANGES.includes(Number(query.get("range"))) ? Number(query.get("range")) : 15;
@@ -32,8 +33,10 @@
   async function loadDays() {
     if (minutes < DAY || document.hidden) return;
     const wanted = `${BASE}/history?days=${minutes / DAY}&pool=${encodeURIComponent(pool)}`;
+    if (daysWanted !== wanted) Past.loadDays([]);
+    daysWanted = wanted;
     const rows = await fetch(wanted).then((answer) => (answer.ok ? answer.json() : null)).catch(() => null);
-    if (!rows) return;
+    if (!rows || daysWanted !== wanted) return;
     Past.loadDays(rows);
     if (state) showCharts();
   }

@@ -21,7 +21,7 @@ const Errors = (() => {
 
   function row(code, tiers, total) {
     const line = element("tr");
-    const cells = tiers.map((tier) => element("td", tier.errors_60s[code] ? count(tier.errors_60s[code]) : "–"));
+    const cells = tiers.map((tier) => element("td", tier.errors_60s?.[code] ? count(tier.errors_60s[code]) : "–"));
     line.append(heading(breakable(code), "row"), ...cells, element("td", count(total)));
     return line;
   }
@@ -30,7 +30,8 @@ const Errors = (() => {
   function show(figures) {
     const { tiers } = figures;
     const totals = new Map();
-    for (const tier of tiers) for (const [code, number] of Object.entries(tier.errors_60s)) totals.set(code, (totals.get(code) ?? 0) + number);
+    // Gateways of older versions do not send them.
+    for (const tier of tiers) for (const [code, number] of Object.entries(tier.errors_60s ?? {})) totals.set(code, (totals.get(code) ?? 0) + number);
     const rows = [...totals].sort((a, b) => b[1] - a[1]).map(([code, total]) => row(code, tiers, total));
     by("no-errors").hidden = rows.length > 0;
     by("errors").hidden = rows.length === 0;
