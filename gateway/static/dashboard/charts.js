@@ -98,10 +98,11 @@ const Charts = (() => {
       known.plot.setData(data);
     }
     const { plot } = drawn[id];
-    // uPlot lays its legend out in a microtask, without values if the chart is new or its size changes.
+    // uPlot lays its legend out in a microtask, without values if the chart is new or its size changes; its height depends on them.
     const showLatest = () => (plot.cursor.left === undefined || plot.cursor.left < 0) && plot.setLegend({ idx: data[0].length - 1 });
     showLatest();
     requestAnimationFrame(() => {
+      showLatest();
       fit(plot, place);
       queueMicrotask(showLatest);
     });
