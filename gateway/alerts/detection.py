@@ -54,19 +54,19 @@ class AlertDetection:
         self, customer: Customer, use: QuotaUse, now: float, wall: datetime, pending: str
     ) -> Iterator[NewAlert]:
         """The shares that a customer has reached by what admission reported. `wall`: about the time of that, in UTC."""
-        shares = dict(customer.alert_shares)
+        shares, zone = dict(customer.alert_shares), use.limits.zone
         unread = set[str]()
         for (name, amount), (left, reset_ms) in zip(use.limits.quotas, use.left.quotas, strict=False):
             wanted = shares.get(name, USUAL_SHARES)
             if not wanted or not has_alerts(name):
                 continue
-            period = window_ending(name, wall + timedelta(milliseconds=reset_ms), customer.zone)
+            period = window_ending(name, wall + timedelta(milliseconds=reset_ms), zone)
             used = amount - left
             if not (is_metered(name) or customer.spread > 1):
                 found = reached(wanted, amount, used)
-                yield from self._new(customer, (name, period), found, amount=amount, used=used, pending=pending)
+                yield from self._new(customer, (name, period, zone), found, amount=amount, used=used, pending=pending)
             elif name in use.spent and customer.spread == 1:
-                yield from self._new(customer, (name, period), wanted, amount=amount, used=used, pending=pending)
+                yield from self._new(customer, (name, period, zone), wanted, amount=amount, used=used, pending=pending)
             elif used >= NEAR * min(self._open(customer.id, name, period, wanted), default=2.0) * amount:
                 unread.add(name)
         if unread:
@@ -93,9 +93,8 @@ class AlertDetection:
             amount = dict(customer.quotas)[row.period]
             wanted = dict(customer.alert_shares).get(row.period, USUAL_SHARES)
             found = reached(wanted, amount, row.spent)
-            yield from self._new(
-                customer, (row.period, row.window), found, amount=amount, used=row.spent, pending=pending[customer.id]
-            )
+            period = row.period, row.window, customer.zone
+            yield from self._new(customer, period, found, amount=amount, used=row.spent, pending=pending[customer.id])
 
     def _open(self, customer_id: str, name: str, period: int, shares: Iterable[float]) -> Iterator[float]:
         return (share for share in shares if event_id(customer_id, name, period, share) not in self._known)
@@ -103,15 +102,16 @@ class AlertDetection:
     def _new(
         self,
         customer: Customer,
-        period: tuple[str, int],
+        period: tuple[str, int, str],
         shares: Iterable[float],
         *,
         amount: int,
         used: int,
         pending: str,
     ) -> Iterator[NewAlert]:
-        """The alerts at `shares` in a period, a quota and a number, that are not known to be stored."""
-        start, end = (window_start(period[0], number, customer.zone) for number in (period[1], period[1] + 1))
-        for share in self._open(customer.id, *period, shares):
-            alert_id = event_id(customer.id, *period, share)
-            yield NewAlert(alert_id, customer.id, customer.tier, *period, start, end, share, amount, used, pending)
+        """The alerts at `shares` that are not known to be stored. `period`: the quota, the number, and the zone."""
+        name, number, zone = period
+        start, end = window_start(name, number, zone), window_start(name, number + 1, zone)
+        for share in self._open(customer.id, name, number, shares):
+            alert_id = event_id(customer.id, name, number, share)
+            yield NewAlert(alert_id, customer.id, customer.tier, name, number, start, end, share, amount, used, pending)

@@ -38,7 +38,7 @@ from ledger.audit.quota_restore import quota_spent
 from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Customer, Snapshot
 from ledger.jobs import JobSession
-from ledger.postgres import Connection
+from ledger.postgres import AWAY, Connection, closing, connect
 from scheduler.bounded_dict import BoundedDict
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import LoggedFaults
@@ -52,7 +52,8 @@ LEASE_S = 15.0  # More than the time of an attempt.
 MAX_CLAIMED = 32
 MAX_NEW = 500
 MAX_UNSTORED = 10_000
-READ_TIMEOUT_MS = 1000
+CONNECT_TIMEOUT_S = 1.0
+READ_TIMEOUT_MS = 10_000
 DELAYS_S = (2.0, 10.0, 30.0, 120.0, 600.0, 1800.0, 7200.0, 18_000.0, 36_000.0)
 
 
@@ -67,29 +68,42 @@ class QuotaAlerts:
         self._detection = AlertDetection()
         self._unstored: BoundedDict[str, NewAlert] = BoundedDict(MAX_UNSTORED)
         self._session = None if jobs is None else JobSession(jobs.database_url, "tierlane-alerts")
-        self._send_due = 0.0
 
     def loops(self) -> dict[str, Loop]:
         """The loops to run, by name."""
-        return {} if self._jobs is None else {"quota alerts": self.run}
+        loops = {"quota alerts": self.run, "alert audit": self.read, "alert webhooks": self.send}
+        return {} if self._jobs is None else loops
 
     async def run(self) -> None:
-        """Store and send alerts while the catalog has quotas; never returns."""
+        """Store alerts while the catalog has quotas; never returns."""
         while True:
             await asyncio.sleep(LOOK_S)
-            snapshot = self._catalog.snapshot
-            if self._jobs is None or self._session is None or snapshot is None or not snapshot.quotas:
-                continue
-            with LoggedFaults("alerts of quotas failed"), contextlib.suppress(TierlaneError):
-                await self._store(self._session, self._jobs, snapshot)
-                if time.monotonic() >= self._send_due:
-                    self._send_due = time.monotonic() + SEND_EVERY_S
-                    await self._send(self._session, self._jobs, snapshot)
+            await self._with_quotas(self._store)
+
+    async def read(self) -> None:
+        """Read the use of metered quotas from the audit, on a connection of its own: it may take long. Never returns."""
+        while True:
+            await asyncio.sleep(SEND_EVERY_S)
+            await self._with_quotas(self._read_audit)
+
+    async def send(self) -> None:
+        """Send stored alerts while the catalog has quotas; never returns."""
+        while True:
+            await asyncio.sleep(SEND_EVERY_S)
+            await self._with_quotas(self._send)
 
     async def close(self) -> None:
-        """Close the connection, after the loop has ended."""
+        """Store the last alerts and close the connection, after the loops have ended."""
+        await self._with_quotas(self._store)
         if self._session is not None:
             await self._session.close()
+
+    async def _with_quotas(self, step: Callable[[JobSession, JobConfig, Snapshot], Awaitable[None]]) -> None:
+        snapshot = self._catalog.snapshot
+        if self._jobs is None or self._session is None or snapshot is None or not snapshot.quotas:
+            return
+        with LoggedFaults("alerts of quotas failed"), contextlib.suppress(TierlaneError, *AWAY):
+            await step(self._session, self._jobs, snapshot)
 
     async def _store(self, session: JobSession, jobs: JobConfig, snapshot: Snapshot) -> None:
         """Store the alerts that are new. Raises TierlaneError; then they are stored later."""
@@ -112,20 +126,26 @@ class QuotaAlerts:
                 log.info(
                     "quota_share_reached", id=alert.id, customer=alert.customer_id, quota=alert.quota, share=alert.share
                 )
-        await self._read_audit(session, jobs, snapshot, now)
 
-    async def _read_audit(self, session: JobSession, jobs: JobConfig, snapshot: Snapshot, now: float) -> None:
-        """Look for shares that were reached in the audit; they are stored next. Raises TierlaneError."""
+    async def _read_audit(self, _: JobSession, jobs: JobConfig, snapshot: Snapshot) -> None:
+        """Look for shares that were reached in the audit; they are stored next. Raises what asyncpg raises."""
         customers: dict[str, Customer] = {}
-        for customer_id, names in self._detection.to_read(now).items():
+        for customer_id, names in self._detection.to_read(time.monotonic()).items():
             customer = snapshot.customers.get(customer_id)
             if customer is not None:
                 quotas = tuple(quota for quota in customer.quotas if quota[0] in names)
                 customers[customer_id] = replace(customer, quotas=quotas)
         if not customers:
             return
-        some = replace(snapshot, customers=customers)
-        spent = await session.run(lambda connection: quota_spent(connection, some, timeout_ms=READ_TIMEOUT_MS))
+        connection = await connect(
+            jobs.database_url,
+            name="tierlane-alerts-audit",
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            statement_timeout_ms=READ_TIMEOUT_MS,
+        )
+        async with closing(connection):
+            some = replace(snapshot, customers=customers)
+            spent = await quota_spent(connection, some, timeout_ms=READ_TIMEOUT_MS)
         pending = {customer_id: _destinations(jobs, customer) for customer_id, customer in customers.items()}
         for alert in self._detection.from_audit(customers, spent, pending):
             self._unstored[alert.id] = alert
@@ -152,18 +172,24 @@ class QuotaAlerts:
         statuses: dict[str, int | None] = {}
         body = encode_json(alert_body(alert))
         for destination in alert.pending:
-            private, url, keys = True, jobs.alert_url, [installation_key(jobs.callback_secret)]
-            if destination == CUSTOMER:
-                private, url = jobs.private_addresses, alert.url or ""
-                keys = [customer_key(jobs.callback_secret, alert.customer_id, number) for number in alert.secrets]
-                if problem := url_problem(url, hosts.of(alert.customer_id), private=private):
-                    log.warning(
-                        "quota_alert_url", customer=alert.customer, problem=problem.replace("callback_url", "alert_url")
-                    )
-                    statuses[destination] = None
-                    continue
+            of_customer = destination == CUSTOMER
+            url, private = alert.url if of_customer else jobs.alert_url, not of_customer or jobs.private_addresses
+            problem = "There is no URL, or no TIERLANE_CALLBACK_SECRET."
+            if url and jobs.callback_secret:
+                allowed = hosts.of(alert.customer_id)
+                problem = (url_problem(url, allowed, private=private) or "") if of_customer else ""
+            if problem or not url:
+                log.warning(
+                    "quota_alert_url", customer=alert.customer, problem=problem.replace("callback_url", "alert_url")
+                )
+                statuses[destination] = None
+                continue
+            secret = jobs.callback_secret
+            keys = [customer_key(secret, alert.customer_id, number) for number in alert.secrets]
+            keys = keys if of_customer else [installation_key(secret)]
             async with webhook_client(private=private) as client:
-                statuses[destination] = await post_signed(client, url, keys, alert.id, body, at_s=int(time.time()))
+                sent_at = int(time.time())
+                statuses[destination] = await post_signed(client, url, keys, alert.id, body, at_s=sent_at)
         failed = [name for name, status in statuses.items() if status is None or not 200 <= status < 300]
         return failed, all(statuses[name] == GONE for name in failed)
 

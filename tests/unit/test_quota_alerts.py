@@ -27,7 +27,7 @@ def customer(*quotas: tuple[str, int], **changes: Any) -> Customer:
 
 def use(who: Customer, *left: int, reset_ms: int = DAY_MS // 2, spent: Sequence[str] = ()) -> QuotaUse:
     remaining = RemainingLimits(quotas=[(each, reset_ms) for each in left])
-    return QuotaUse(EffectiveLimits((), quotas=who.quotas), remaining, frozenset(spent))
+    return QuotaUse(EffectiveLimits((), quotas=who.quotas, zone=who.zone), remaining, frozenset(spent))
 
 
 def found(detection: AlertDetection, who: Customer, seen: QuotaUse, wall: datetime = NOON) -> list[NewAlert]:
