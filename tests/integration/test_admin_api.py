@@ -242,6 +242,25 @@ async def test_sentences_are_those_of_the_command_line(api: AdminApi, database_u
         ("PATCH", "/customers/acme", {"weight": 0}, ("customer", "set", "acme", "--weight", "0")),
         ("POST", "/customers", {"name": "acme", "tier": "free"}, ("customer", "create", "acme", "--tier", "free")),
         ("DELETE", "/keys/0123456789ab", None, ("key", "revoke", "0123456789ab")),
+        (
+            "PATCH",
+            "/customers/acme",
+            {"time_zone": "Mars/Base"},
+            ("customer", "set", "acme", "--time-zone", "Mars/Base"),
+        ),
+        ("PATCH", "/customers/acme", {"alert_url": "ftp://h"}, ("customer", "set", "acme", "--alert-url", "ftp://h")),
+        (
+            "POST",
+            "/quotas",
+            {"customer": "acme", "quota": "5/minute", "alert_shares": [0.5]},
+            ("quota", "set", "acme", "5/minute", "--alert-shares", "0.5"),
+        ),
+        (
+            "POST",
+            "/quotas",
+            {"customer": "acme", "quota": "5/day", "alert_shares": [1.5]},
+            ("quota", "set", "acme", "5/day", "--alert-shares", "1.5"),
+        ),
         ("PATCH", "/tiers/free", {"guaranteed_share": 0.99}, ("tier", "set", "free", "--guaranteed-share", "0.99")),
     ):
         reply = await api(method, path, body)
@@ -303,6 +322,38 @@ async def test_viewers_read_and_operators_handle_incidents(api: AdminApi, acme: 
     assert {method: actions for method, actions in ROLE_ACTIONS.items() if Action.ADMINISTER in actions} == {
         "admin": frozenset(Action)
     }
+
+
+async def test_alert_shares_of_quotas_and_alerts(api: AdminApi, db: Connection, acme: str) -> None:
+    """Shares stay when the amount is replaced; alerts are listed by part, the newest first, in the unit of their quota."""
+    await api.done("POST", "/quotas", {"customer": "acme", "quota": "100 usd/month", "alert_shares": [0.5]})
+    await api.done("POST", "/quotas", {"customer": "acme", "quota": "200 usd/month"})
+    (kept,) = (await api.done("GET", "/quotas?customer=acme"))["data"]
+    await api.done("POST", "/quotas", {"customer": "acme", "quota": "200 usd/month", "alert_shares": None})
+    (usual,) = (await api.done("GET", "/quotas?customer=acme"))["data"]
+    for number, share in enumerate((0.5, 0.8, 1.0)):
+        await db.execute(
+            "INSERT INTO quota_alerts (id, customer_id, tier, quota, period, period_start, period_end, share, amount, used, "
+            "reached_at) SELECT $1, id, tier, '1month:usd', 1, now(), now(), $2, 200000000000, 150500000000, "
+            "now() + make_interval(secs => $3) FROM customers WHERE name = 'acme'",
+            f"alert_{number}",
+            share,
+            float(number),
+        )
+    first = await api.done("GET", "/quota-alerts?limit=2")
+    rest = await api.done("GET", f"/quota-alerts?limit=2&customer=acme&after={first['next']}")
+
+    assert (kept["quota"], kept["alert_shares"], usual["alert_shares"]) == ("200 usd/month", [0.5], None)
+    assert [row["share"] for row in first["data"]] == [1.0, 0.8]
+    assert ([row["share"] for row in rest["data"]], rest["next"]) == ([0.5], None)
+    row = rest["data"][0]
+    assert (row["customer"], row["quota"], row["amount"], row["used"], row["unit"]) == (
+        "acme",
+        "month",
+        200.0,
+        150.5,
+        "usd",
+    )
 
 
 async def test_quotas_and_budgets(api: AdminApi, acme: str) -> None:
