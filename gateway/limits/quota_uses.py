@@ -8,6 +8,7 @@ from scheduler.protocol.admission import SubmissionGroup, Verdict
 from scheduler.states import Admission
 
 MAX_CUSTOMERS = 10_000
+_NONE: frozenset[str] = frozenset()
 
 
 class QuotaUse(NamedTuple):
@@ -15,7 +16,7 @@ class QuotaUse(NamedTuple):
 
     limits: EffectiveLimits
     left: RemainingLimits
-    spent: frozenset[str] = frozenset()
+    spent: frozenset[str] = _NONE
 
 
 class QuotaUses:
@@ -26,12 +27,12 @@ class QuotaUses:
 
     def note(self, group: SubmissionGroup, verdict: Verdict) -> None:
         """Remember a verdict of Redis on a request of a customer with quotas."""
-        left = verdict.left
-        if not left.quotas:
-            return
-        known = self._seen.get(group.customer_id)
-        spent = known.spent if known is not None else frozenset[str]()
-        if verdict.outcome is Admission.QUOTA and not left.in_use:
+        left, known = verdict.left, self._seen.get(group.customer_id)
+        is_spent = verdict.outcome is Admission.QUOTA and not left.in_use
+        if not left.quotas or (known is not None and known.left is left and not is_spent):
+            return  # Verdicts of one call share what is left.
+        spent = _NONE if known is None else known.spent
+        if is_spent:
             spent |= frozenset(verdict.quotas)
         self._seen[group.customer_id] = QuotaUse(group.limits, left, spent)
 
