@@ -61,6 +61,10 @@ class VerbError(TierlaneError):
     """The verb cannot be carried out; the message is one sentence."""
 
 
+class NeedsServersError(VerbError):
+    """The verb needs PostgreSQL, but was told to use the admin API."""
+
+
 def reachable(settings: Settings) -> Settings:
     """The settings with the local stack's addresses where none is set. Raises SettingsError without a database."""
     found = with_local_stack(settings)
@@ -85,6 +89,8 @@ async def administering(settings: Settings, name: str) -> AsyncIterator[Connecti
 @asynccontextmanager
 async def database(settings: Settings, name: str) -> AsyncIterator[Connection]:
     """As `administering`. Raises VerbError where PostgreSQL does not serve it."""
+    if not settings.database_url:
+        raise NeedsServersError("PostgreSQL has no address.")
     try:
         async with administering(settings, name) as connection:
             yield connection

@@ -35,16 +35,18 @@ def print_json(value: object) -> None:
 
 
 def print_rows(
-    output: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]], noun: str, total: int = 0
+    output: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]], noun: str, total: int | None = 0
 ) -> None:
-    """Print rows as a table or as JSON; `total` is the number of all rows, if only some are printed."""
+    """Print rows as a table or as JSON; `total` is the number of all rows, if only some are printed, None if it is unknown."""
     if output == "json":
         print_json(rows)
     elif rows:
         print_table(columns, rows)
     else:
         typer.echo(f"No {noun}.")
-    if len(rows) < total:
+    if total is None:
+        typer.echo(f"{len(rows):,} of more {noun}; --limit N shows more.", err=True)
+    elif len(rows) < total:
         typer.echo(f"{len(rows):,} of {total:,} {noun}; --limit N shows more.", err=True)
 
 

@@ -73,7 +73,8 @@ class OidcSignIn:
         if LOCAL_PATH.fullmatch(page) is None:
             raise invalid("next", "`next` must be a path of this server, such as /admin/.")
         redirect_uri = f"{'https' if self._auth.is_secure(request) else 'http'}://{request.host}{CALLBACK_PATH}"
-        sign_in = SignInRequest(*[*(secrets.token_urlsafe(32) for _ in range(3)), redirect_uri])
+        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        sign_in = SignInRequest(state, nonce, verifier, redirect_uri)
         response = _redirect(await self._provider.authorization_url(sign_in))
         kept = sign_in._asdict() | {"next": page, "exp": int(time.time()) + LASTS_S}
         self._auth.set_cookie(request, response, COOKIE, jwt.encode(kept, self._key, SIGNED))

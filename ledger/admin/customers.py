@@ -158,10 +158,15 @@ def check_alerts(text: str, shares: Sequence[float] | None) -> None:
 
 async def remove_quota(connection: Connection, customer: str | None, tier: str | None, text: str) -> list[Change]:
     """Remove the quota with this text, or with a period only (`day`, `usd/month`) that of the period."""
+    owner, name = await _owner(connection, customer, tier)
+    gone = quotas_named(await _quotas_of(connection, owner), text, name)
+    return [await remove(connection, quotas, row, _named(row["quota"], name)) for row in gone]
+
+
+def quotas_named(have: Sequence[Row], text: str, name: str) -> list[Row]:
+    """Those of the quotas of an owner, called `name`, that a text names. Raises ChangeRejected if there is none."""
     alone = _PERIOD_ALONE.fullmatch(text)
     period = _period(text if alone is None else f"1 {text}" if alone[2] else f"1/{text}")
-    owner, name = await _owner(connection, customer, tier)
-    have = await _quotas_of(connection, owner)
     gone = [
         row
         for row in have
@@ -171,7 +176,7 @@ async def remove_quota(connection: Connection, customer: str | None, tier: str |
     if not gone:
         others = ", ".join(row["quota"] for row in have) or "none"
         raise ChangeRejected(f"There is no quota {text} of {name}; it has {others}.")
-    return [await remove(connection, quotas, row, _named(row["quota"], name)) for row in gone]
+    return gone
 
 
 async def _owner(connection: Connection, customer: str | None, tier: str | None) -> tuple[Row, str]:

@@ -13,7 +13,8 @@ from ledger.postgres import Connection
 from tierlane.admin.catalog_file import CatalogFile, read_file, write_file
 from tierlane.admin.change_result import ChangeResult
 from tierlane.admin.options import VerbCall
-from tierlane.admin.runner import APPLICATION, apply
+from tierlane.admin.remote import APPLICATION
+from tierlane.admin.runner import apply
 from tierlane.connect import VerbError, database
 from tierlane.output import counted
 

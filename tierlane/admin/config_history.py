@@ -5,11 +5,9 @@ from typing import Any
 
 from ledger.admin.changes import Row
 from ledger.admin.errors import THINGS
-from ledger.admin.rows import list_config_changes
 from tierlane.admin.change_result import changed_columns
 from tierlane.admin.options import VerbCall
-from tierlane.admin.runner import APPLICATION
-from tierlane.connect import database
+from tierlane.admin.remote import catalog, list_config_changes
 from tierlane.output import Column, named, print_rows, readable
 
 COLUMNS = (
@@ -25,7 +23,7 @@ async def show_changes(
     call: VerbCall, limit: int, *, customer: str | None, since: timedelta | None, table: str | None, by: str | None
 ) -> int:
     """Print the newest changes; the arguments that are not None select them."""
-    async with database(call.settings, APPLICATION) as connection:
+    async with catalog(call) as connection:
         rows, total = await list_config_changes(connection, limit, customer=customer, since=since, table=table, by=by)
     if call.output == "table":
         rows = [row | {"row": name_of(row), "change": words_of(row["old"], row["new"])} for row in rows]

@@ -6,36 +6,38 @@ from datetime import timedelta
 import typer
 
 from gateway.jobs.webhook_security import customer_key, installation_key, secret_text
-from ledger.admin.changes import Row, find, remove
-from ledger.admin.customers import alter_customer as change_customer
-from ledger.admin.customers import alter_key as change_key
-from ledger.admin.customers import create_customer as add_customer
-from ledger.admin.customers import create_key as issue_key
+from ledger.admin.changes import Row
 from ledger.admin.customers import key_limit as completed_limit
-from ledger.admin.customers import remove_quota as delete_quota
-from ledger.admin.customers import revoke_key as end_key
-from ledger.admin.customers import rotate_key as replace_key
 from ledger.admin.customers import rotate_webhook_secret
-from ledger.admin.customers import set_quota as upsert_quota
-from ledger.admin.rows import (
-    check_tier,
-    count_of,
-    find_customer,
-    find_key,
-    list_alerts,
-    list_customers,
-    list_keys,
-    list_quotas,
-    shown_alert,
-)
+from ledger.admin.rows import list_alerts, shown_alert
 from ledger.catalog.quotas import parse_quota
 from ledger.postgres import Connection
 from ledger.schema.catalog import customers, tiers
 from tierlane.admin.change_result import ChangeResult
 from tierlane.admin.limit_columns import LIMITS
 from tierlane.admin.options import VerbCall, Work
-from tierlane.admin.runner import APPLICATION, apply, show_rows
-from tierlane.connect import UsageError, VerbError, database
+from tierlane.admin.remote import alter_customer as change_customer
+from tierlane.admin.remote import alter_key as change_key
+from tierlane.admin.remote import (
+    catalog,
+    check_tier,
+    count_of,
+    find,
+    find_customer,
+    find_key,
+    list_customers,
+    list_keys,
+    list_quotas,
+    remove,
+)
+from tierlane.admin.remote import create_customer as add_customer
+from tierlane.admin.remote import create_key as issue_key
+from tierlane.admin.remote import remove_quota as delete_quota
+from tierlane.admin.remote import revoke_key as end_key
+from tierlane.admin.remote import rotate_key as replace_key
+from tierlane.admin.remote import set_quota as upsert_quota
+from tierlane.admin.runner import apply, show_rows
+from tierlane.connect import UsageError, VerbError
 from tierlane.output import Column, aligned, counted, named, print_json, print_rows, printable, readable
 
 INHERITED = (*(column.field for column in LIMITS), "max_queue_ms")
@@ -81,7 +83,7 @@ def show_customers(limit: int, tier: str | None, status: str | None) -> Work:
 
 async def show_customer(call: VerbCall, name: str) -> int:
     """Print a customer with base limits, quotas and keys."""
-    async with database(call.settings, APPLICATION) as connection:
+    async with catalog(call) as connection:
         customer = await find_customer(connection, name)
         tier = await find(connection, tiers, customer["tier"])
         keys, _ = await list_keys(connection, MOST_KEYS, customer["id"])
@@ -114,7 +116,7 @@ async def show_secret(call: VerbCall, name: str) -> int:
     deployment = call.settings.callback_key
     if not deployment:
         raise VerbError("TIERLANE_CALLBACK_SECRET is not set. Set it to the value of the gateways.")
-    async with database(call.settings, APPLICATION) as connection:
+    async with catalog(call) as connection:
         customer = await find_customer(connection, name)
     secret = secret_text(customer_key(deployment, str(customer["id"]), customer["webhook_secret"]))
     if call.output == "json":
@@ -154,7 +156,7 @@ async def delete_customer(call: VerbCall, name: str, *, sure: bool) -> int:
         return ChangeResult([await remove(connection, customers, old)], notes=[note])
 
     if not (sure or call.dry_run):
-        async with database(call.settings, APPLICATION) as connection:
+        async with catalog(call) as connection:
             customer = await find_customer(connection, name)
             keys_and_quotas = await contents(connection, customer)
         typer.confirm(f"Delete customer {printable(customer['name'])} with {keys_and_quotas}?", abort=True)
@@ -177,7 +179,7 @@ def show_keys(limit: int, customer: str | None) -> Work:
 
 
 async def show_key(call: VerbCall, text: str) -> int:
-    async with database(call.settings, APPLICATION) as connection:
+    async with catalog(call) as connection:
         row = await find_key(connection, key_id(text))
     if call.output == "json":
         print_json(row)

@@ -3,11 +3,11 @@
 from datetime import timedelta
 
 from ledger.admin.changes import Row
-from ledger.admin.operators import create_operator as add_operator
-from ledger.admin.operators import list_operators, revoke_operator, rotate_operator
 from ledger.postgres import Connection
 from tierlane.admin.change_result import ChangeResult
 from tierlane.admin.options import Work
+from tierlane.admin.remote import create_operator as add_operator
+from tierlane.admin.remote import list_operators, revoke_operator, rotate_operator
 from tierlane.admin.runner import show_rows
 from tierlane.output import Column, named
 

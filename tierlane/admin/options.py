@@ -58,9 +58,18 @@ Actor: TypeAlias = Annotated[
     ),
 ]
 
+Url: TypeAlias = Annotated[
+    str | None,
+    option("--url", "Use the admin API there instead of PostgreSQL, with TIERLANE_ADMIN_TOKEN.", "none", metavar="URL"),
+]
+
 CommonOptions: TypeAlias = dict[str, tuple[Any, Any]]
 """Annotation and default of options by name: fields of VerbCall, `config`, or settings."""
 
+NO_SERVERS = {"database_url": "", "database_direct_url": "", "redis_url": ""}
+"""Settings with --url, so that no verb uses servers beside the admin API."""
+
+REMOTE: CommonOptions = {"url": (Url, None)}
 PLACE: CommonOptions = {"config": (Config, None), "data_dir": (DataDir, None)}
 
 
@@ -73,12 +82,14 @@ Limit: TypeAlias = Annotated[int, limit_option("TIERLANE_ADMIN_LIMIT", 100, 1_00
 
 
 class VerbCall(NamedTuple):
-    """The settings and the common options of a verb."""
+    """The settings and the common options of a verb. `url`: of the admin API that is used instead of PostgreSQL."""
 
     settings: "Settings"
     output: str = "table"
     dry_run: bool = False
     actor: str | None = None
+    url: str | None = None
+    verb: str = ""
 
 
 Work: TypeAlias = Callable[[VerbCall], Coroutine[Any, Any, int]]
@@ -104,7 +115,7 @@ def read_options(variable: str) -> CommonOptions:
     return {"output": (Annotated[Literal["table", "json"], output(variable)], "table"), **PLACE}
 
 
-_READS = read_options("TIERLANE_ADMIN_OUTPUT")
+_READS: CommonOptions = {**read_options("TIERLANE_ADMIN_OUTPUT"), **REMOTE}
 _WRITES: CommonOptions = {"dry_run": (_DryRun, False), "actor": (Actor, None), **_READS}
 
 
@@ -146,9 +157,14 @@ def add_verb(
                 arguments["given"] = {key: values[key] for key in fields}
             work = declared(**arguments)
             call = {key: values[key] for key in VerbCall._fields if key in common}
-            return lambda settings: run_verb(work, VerbCall(settings, **call))
+            if call.get("url") is None:
+                return lambda settings: run_verb(work, VerbCall(settings, **call))
+            words = example.split()
+            call["verb"] = " ".join(words[: words.index(name) + 1])
+            return lambda settings: run_verb(work, VerbCall(settings.model_copy(update=NO_SERVERS), **call))
 
-        carry_out(prepare, values["config"], **{key: values[key] for key in settings})
+        given = {key: values[key] for key in settings}
+        carry_out(prepare, values["config"], database=values.get("url") is None, **given)
 
     set_options(command, own + parameters(fields) + [parameter(key, *kind) for key, kind in common.items()])
     app.command(name=name, help=says or declared.__doc__, epilog=with_example(example), cls=VerbCommand)(command)

@@ -15,11 +15,11 @@ from ledger.admin.rows import rows_to_judge
 from ledger.postgres import Connection
 from tierlane.admin.change_result import ChangeResult, result_lines
 from tierlane.admin.options import VerbCall, Work
-from tierlane.connect import UsageError, VerbError, database
+from tierlane.admin.remote import catalog
+from tierlane.connect import NeedsServersError, UsageError, VerbError
 from tierlane.output import Column, print_json, print_rows, printable
 from tierlane.settings.model import Settings
 
-APPLICATION = "tierlane-admin"
 MOST_ACTOR_CHARS = 200
 MOST_NOTES = 5
 """Of findings about the rows of one change."""
@@ -31,6 +31,8 @@ def run_verb(work: Work, call: VerbCall) -> int:
     """Run a verb; return the exit code. Raises UsageError and VerbError."""
     try:
         return asyncio.run(work(call))
+    except NeedsServersError as error:
+        raise VerbError(f"`tierlane {call.verb}` needs PostgreSQL or Redis: it cannot be used with --url.") from error
     except BadValue as error:
         raise UsageError(printable(str(error))) from error
     except ChangeRejected as error:
@@ -38,12 +40,12 @@ def run_verb(work: Work, call: VerbCall) -> int:
 
 
 def show_rows(
-    read: Callable[[Connection], Awaitable[tuple[list[Row], int]]], columns: Sequence[Column], noun: str
+    read: Callable[[Connection], Awaitable[tuple[list[Row], int | None]]], columns: Sequence[Column], noun: str
 ) -> Work:
-    """Print rows; `read` also returns how many rows there are in all, 0 if it returned all of them."""
+    """Print rows; `read` also returns how many rows there are in all: 0 if it returned all of them, None if unknown."""
 
     async def work(call: VerbCall) -> int:
-        async with database(call.settings, APPLICATION) as connection:
+        async with catalog(call) as connection:
             rows, total = await read(connection)
         print_rows(call.output, columns, rows, noun, total)
         return 0
@@ -54,9 +56,13 @@ def show_rows(
 async def apply(call: VerbCall, change: Callable[[Connection], Awaitable[ChangeResult]]) -> int:
     """Make a change, or roll it back with --dry-run, and print it. Returns the exit code."""
     actor = actor_of(call)
-    async with database(call.settings, APPLICATION) as connection, changing(connection, actor, dry_run=call.dry_run):
-        done = await change(connection)
-        done = done._replace(notes=[*done.notes, *await effect_notes(connection, call.settings, done.changes)])
+    async with catalog(call) as connection:
+        if call.url is not None:  # The admin API has a transaction of its own, and records the operator.
+            done = await change(connection)
+        else:
+            async with changing(connection, actor, dry_run=call.dry_run):
+                done = await change(connection)
+                done = done._replace(notes=[*done.notes, *await effect_notes(connection, call.settings, done.changes)])
     if call.output == "json":
         document: dict[str, object] = {
             "dry_run": call.dry_run,

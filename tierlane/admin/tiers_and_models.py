@@ -4,18 +4,27 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from ledger.admin.changes import Change, Row, add, alter, find, missing, remove
-from ledger.admin.rows import delete_tier, list_models, list_prices, list_tiers
-from ledger.admin.rows import remove_price as delete_price
-from ledger.admin.rows import set_price as upsert_price
+from ledger.admin.changes import Change, Row, missing
 from ledger.postgres import Connection
 from ledger.schema.catalog import models, tiers
 from tierlane.admin.change_result import ChangeResult
 from tierlane.admin.fields import without_sql
 from tierlane.admin.limit_columns import LIMITS
 from tierlane.admin.options import VerbCall, Work
-from tierlane.admin.runner import APPLICATION, show_rows
-from tierlane.connect import database
+from tierlane.admin.remote import (
+    add,
+    alter,
+    catalog,
+    delete_tier,
+    find,
+    list_models,
+    list_prices,
+    list_tiers,
+    remove,
+)
+from tierlane.admin.remote import remove_price as delete_price
+from tierlane.admin.remote import set_price as upsert_price
+from tierlane.admin.runner import show_rows
 from tierlane.output import Column, named, print_json, print_rows, readable
 
 _MEANING = (Column("field", "FIELD"), Column("value", "VALUE"), Column("meaning", "MEANING"))
@@ -45,7 +54,7 @@ class NamedRows(NamedTuple):
 
     async def show_one(self, call: VerbCall, name: str) -> int:
         """Print a row with the meaning of its columns."""
-        async with database(call.settings, APPLICATION) as connection:
+        async with catalog(call) as connection:
             rows = await self.read(connection, name)
         if not rows:
             raise missing(self.table, name)

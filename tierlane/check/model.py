@@ -13,7 +13,8 @@ from ratelimit.request_limits import limits_of_backend
 from scheduler.payload import Task
 from tierlane.admin.change_result import ChangeResult, result_lines
 from tierlane.admin.options import VerbCall
-from tierlane.admin.runner import APPLICATION, actor_of, run_verb
+from tierlane.admin.remote import APPLICATION
+from tierlane.admin.runner import actor_of, run_verb
 from tierlane.check.batch_times import measure
 from tierlane.check.examination import TEXTS, examine
 from tierlane.check.model_probe import Probe, ProbeRequest

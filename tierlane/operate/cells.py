@@ -33,7 +33,8 @@ from scheduler.redis_client.connections import check_server, command_client, dia
 from scheduler.redis_client.keys import Keys, pools_of
 from tierlane.admin.change_result import ChangeResult
 from tierlane.admin.options import VerbCall
-from tierlane.admin.runner import APPLICATION, actor_of, apply
+from tierlane.admin.remote import APPLICATION
+from tierlane.admin.runner import actor_of, apply
 from tierlane.connect import UsageError, VerbError, database
 from tierlane.output import Column, counted, named, print_rows
 from tierlane.settings.model import Settings

@@ -15,9 +15,11 @@ from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import tag_at
 from scheduler.redis_client.keys import Keys, is_pool_name, place_name
+from tierlane.admin import remote as catalog
 from tierlane.admin.change_result import ChangeResult
 from tierlane.admin.options import VerbCall
-from tierlane.admin.runner import APPLICATION, apply
+from tierlane.admin.remote import APPLICATION
+from tierlane.admin.runner import apply
 from tierlane.connect import UsageError, VerbError, database
 from tierlane.operate.cells import pools_to_read, redis_at, urls_of_cells
 from tierlane.output import Column, counted, named, print_rows, printable
@@ -157,13 +159,13 @@ async def cordon(call: VerbCall, worker: str, reason: str, *, sure: bool) -> int
         typer.confirm(f"{effect} Cordon {printable(worker)}?", abort=True, err=True)
 
     async def change(connection: Connection) -> ChangeResult:
-        return ChangeResult([await cordons.cordon(connection, worker, reason)], notes=[effect])
+        return ChangeResult([await catalog.cordon(connection, worker, reason)], notes=[effect])
 
     return await apply(call, change)
 
 
 async def uncordon(connection: Connection, worker: str) -> ChangeResult:
-    row = await cordons.uncordon(connection, worker)
+    row = await catalog.uncordon(connection, worker)
     if row is None:
         return ChangeResult([], notes=[f"worker {printable(worker)}: is not cordoned, nothing to change"])
     return ChangeResult([row])

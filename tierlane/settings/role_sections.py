@@ -238,6 +238,7 @@ class AdminSettings:
         minimum=0,
         maximum=65_535,
     )
+    admin_token: "SecretStr" = setting("", "Token of an operator, for verbs with `--url`.", secret=True)
     admin_oidc_issuer: str = setting(
         "",
         "Issuer URL of the OpenID Connect provider that signs browsers in, as in its metadata. Unset: tokens of operators only.",

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from tierlane.admin.options import PLACE, Work, add_verb, writes
+from tierlane.admin.options import PLACE, REMOTE, Work, add_verb, writes
 from tierlane.command import option, single_verb
 from tierlane.lazy import apply
 
@@ -32,4 +32,4 @@ def _export() -> Work:
     return apply.export_file
 
 
-add_verb(export_app, "export", _export, PLACE, "export")
+add_verb(export_app, "export", _export, {**PLACE, **REMOTE}, "export")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from tierlane.admin.options import PLACE, Work, add_verb
+from tierlane.admin.options import PLACE, REMOTE, Work, add_verb
 from tierlane.command import option, verb_group
 from tierlane.lazy import usage
 
@@ -25,6 +25,6 @@ add_verb(
     app,
     "export",
     usage_export,
-    {"output": (Annotated[Literal["csv", "json"], _OUTPUT], "csv"), **PLACE},
+    {"output": (Annotated[Literal["csv", "json"], _OUTPUT], "csv"), **PLACE, **REMOTE},
     "usage export --from 2026-11-01 --to 2026-11-30 --by total",
 )
