@@ -111,7 +111,7 @@ async def stack(
         redis_url,
         catalog=JobCatalog(),
         database_url=database_url,
-        jobs=job_config(database_url),
+        jobs=job_config(database_url, callback_secret=b"a secret of thirty-two bytes 123"),
         batches=batch_config(database_url, max_open=1000),
         responses=response_config(database_url),
         auth_failures="off",

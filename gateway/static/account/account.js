@@ -7,22 +7,24 @@ const Account = (() => {
   const { coded } = Format;
   let me = null;
 
+  async function load() {
+    me = await Session.read("/v1/me");
+    by("who").textContent = `${me.customer} · ${me.tier} · key ${me.key_id}`;
+    Limits.show(me);
+  }
+
+  // The last figures stay if they cannot be read.
   async function refresh() {
     if (!Session.isOpen()) return;
     try {
-      const found = await Session.read("/v1/me");
-      if (!Session.isOpen()) return;
-      me = found;
-      by("who").textContent = `${me.customer} · ${me.tier} · key ${me.key_id}`;
-      Limits.show(me);
+      await load();
     } catch (error) {
-      if (me === null) throw error;
       if (Session.isOpen()) by("who").textContent = error.message;
     }
   }
 
   async function open() {
-    await refresh();
+    await load();
     display(true);
     by("limits-title").focus();
     Usage.show(by("usage"));

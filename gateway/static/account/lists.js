@@ -25,7 +25,7 @@ const Lists = (() => {
     return () => load().catch(failed(place));
   }
 
-  const failed = (place) => (error) => place.replaceChildren(Format.sentence("p", error.message, error.status === 403 ? "soft" : "bad"));
+  const failed = (place) => (error) => Session.isOpen() && place.replaceChildren(Format.sentence("p", error.message, error.status === 403 ? "soft" : "bad"));
 
   const jobs = paged("/v1/jobs", by("jobs"), (items) => table("Kept jobs", ["Id", "Status", "Model", "Submitted", "Ended", "Error"],
     items.map((each) => [each.id, each.status, each.model, when(each.created_at), when(each.completed_at), each.error_code && codeLink(each.error_code)])));

@@ -82,9 +82,13 @@ const TryIt = (() => {
   }
 
   async function models() {
-    const { data } = await Session.read("/v1/models");
-    by("model").replaceChildren(...data.map((each) => Object.assign(Format.element("option", each.id), { value: each.id })));
-    showCommand();
+    try {
+      const { data } = await Session.read("/v1/models");
+      by("model").replaceChildren(...data.map((each) => Object.assign(Format.element("option", each.id), { value: each.id })));
+      showCommand();
+    } catch (error) {
+      if (Session.isOpen()) by("try-fault").replaceChildren(...coded(error.message));
+    }
   }
 
   function clear() {

@@ -72,6 +72,7 @@ const Usage = (() => {
       }));
       draw();
     } catch (error) {
+      if (!Session.isOpen()) return;
       fault.textContent = error.message;
       fault.className = "bad";
     }
