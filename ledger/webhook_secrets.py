@@ -1,6 +1,6 @@
 """The webhook secrets of a customer that manages its keys. Plain SQL, since SQLAlchemy would cost each gateway 15 MB."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from ledger.admin.transaction import as_actor
@@ -12,9 +12,8 @@ from ledger.postgres import Connection, statement
 
 async def read_webhook_secrets(connection: Connection, caller: Identity) -> WebhookSecrets:
     """Those of the caller's customer. Raises KeysNotManaged."""
-    row = await connection.fetchrow(statement("webhook_secrets"), caller.customer_id)
-    secrets, now = _secrets(row)
-    return secrets.current(now)
+    row: Any = await connection.fetchrow(statement("webhook_secrets"), caller.customer_id)
+    return _secrets(row).current(row["now"])
 
 
 async def rotate_webhook_secret(connection: Connection, caller: Identity, grace: timedelta) -> WebhookSecrets:
@@ -23,14 +22,12 @@ async def rotate_webhook_secret(connection: Connection, caller: Identity, grace:
     A call that is repeated adds a further one.
     """
     async with as_actor(connection, actor(caller)):
-        row = await connection.fetchrow(statement("lock_webhook_secrets"), caller.customer_id)
-        held, now = _secrets(row)
-        secrets = held.rotated(grace, now)
+        row: Any = await connection.fetchrow(statement("lock_webhook_secrets"), caller.customer_id)
+        secrets = _secrets(row).rotated(grace, row["now"])
         await connection.execute(statement("set_webhook_secrets"), caller.customer_id, *secrets)
     return secrets
 
 
-def _secrets(row: Any) -> tuple[WebhookSecrets, datetime]:
-    """The columns of a row, and PostgreSQL's time."""
+def _secrets(row: Any) -> WebhookSecrets:
     check_manages_keys(row and row["manages_keys"])
-    return WebhookSecrets(row["webhook_secret"], row["webhook_secret_oldest"], row["webhook_secret_until"]), row["now"]
+    return WebhookSecrets(*(row[name] for name in WebhookSecrets._fields))
