@@ -20,8 +20,8 @@ from integration.admin_fixtures import customer
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.admin.changes import changing
 from ledger.admin.operators import create_operator
-from load_balancers import START_TIMEOUT_S, answers
-from stack import free_port
+from load_balancers import answers
+from stack import START_TIMEOUT_S, free_port
 
 __all__ = ["database_url", "db", "postgres_server"]
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
+import aiohttp
 import pytest
 
 from gateway.admin_api.roles import ROLE_ACTIONS, Action
@@ -578,3 +579,20 @@ async def test_changes_wait_for_a_lock_only_for_a_while(api: AdminApi, db: Conne
 
     assert (reply.status, reply.code) == (409, "conflict")
     assert "An open transaction holds a lock" in reply.body["error"]["message"]
+
+
+async def test_the_page_needs_no_token_and_loads_only_its_own_files(api: AdminApi) -> None:
+    """Its policy forbids everything else, it is not stored, and a file is sent again only if it has changed."""
+    async with aiohttp.ClientSession(api.url) as http:
+        async with http.get("/admin") as page:
+            text = await page.text()
+            address, policy = str(page.url.path), page.headers["Content-Security-Policy"]
+        assert (page.status, address, page.headers["Cache-Control"]) == (200, "/admin/", "no-store")
+        assert policy.startswith("default-src 'self'; ")
+        for name in re.findall(r'"/admin/assets/([^"]+)"', text):
+            async with http.get(f"/admin/assets/{name}") as asset:
+                tag = asset.headers["ETag"]
+            async with http.get(f"/admin/assets/{name}", headers={"If-None-Match": tag}) as again:
+                assert (asset.status, again.status) == (200, 304), name
+        async with http.get("/admin/assets/..%2Fpage.html") as missing:
+            assert missing.status == 404
