@@ -125,16 +125,7 @@ class GatewayParts(PoolParts):
         self.batches = BatchService(
             config, entry=entry, jobs=self.jobs, jobs_of=jobs_of, faults=faults, counters=counters
         )
-        self.snapshots = DashboardSnapshots(
-            HealthCollector(catalog, self.pools, self.drain_state, self.authenticator),
-            catalog,
-            DashboardHistory(
-                *(HistoryStore(self._client, self._keys, config.gateway_id, kept) for kept in (HOUR, WEEK))
-            ),
-            config.gateway_id,
-            installation=config.installation,
-            batches=self.batches.open_batches,
-        )
+        self.snapshots = self._snapshots(config, catalog)
         self.internal = Internal(
             InternalParts(
                 service_token=config.service_token,
@@ -157,6 +148,17 @@ class GatewayParts(PoolParts):
         self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, self._metrics_sources(catalog))
         self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
         self._fast_path = FastPath(entry, {path: API_FORMATS[path] for path in FAST_PATHS})
+
+    def _snapshots(self, config: GatewayConfig, catalog: Catalog) -> DashboardSnapshots:
+        stores = [HistoryStore(self._client, self._keys, config.gateway_id, kept) for kept in (HOUR, WEEK)]
+        return DashboardSnapshots(
+            HealthCollector(catalog, self.pools, self.drain_state, self.authenticator),
+            catalog,
+            DashboardHistory(*stores),
+            config.gateway_id,
+            installation=config.installation,
+            batches=self.batches.open_batches,
+        )
 
     def _responses(self, faults: ErrorResponses) -> ResponseHandlers:
         return ResponseHandlers(

@@ -25,7 +25,7 @@ from ledger.admin.customers import (
     rotate_webhook_secret,
 )
 from ledger.admin.errors import ChangeRejected
-from ledger.admin.quota_usage import QuotaUse, quota_usage
+from ledger.admin.quota_usage import CountedQuota, quota_usage
 from ledger.admin.rows import find_customer, find_key, list_customers, list_keys
 from ledger.admin.values import duration_of
 from ledger.schema.catalog import api_keys, customers
@@ -114,7 +114,7 @@ class QuotasOfCustomer(Struct):
 
     customer: str
     customer_id: UUID
-    quotas: list[QuotaUse]
+    quotas: list[CountedQuota]
 
 
 async def _listed(call: AdminCall) -> list[Row]:

@@ -21,7 +21,7 @@ TIMEOUT_MS = 10_000
 """Of one statement, which counts the requests of one period."""
 
 
-class QuotaUse(NamedTuple):
+class CountedQuota(NamedTuple):
     """A quota that applies to a customer. `tier`: null for its own. `used` and `amount` are in `unit`; `until`: the next reset."""
 
     id: int
@@ -34,7 +34,7 @@ class QuotaUse(NamedTuple):
     until: datetime
 
 
-async def quota_usage(connection: Connection, owners: Sequence[Row]) -> dict[UUID, list[QuotaUse]]:
+async def quota_usage(connection: Connection, owners: Sequence[Row]) -> dict[UUID, list[CountedQuota]]:
     """The quotas of each of the customers `owners`, in order, with what is used. Raises what asyncpg raises."""
     held = await _quotas_of(connection, owners)
     now = await transaction_time(connection)
@@ -56,7 +56,7 @@ async def quota_usage(connection: Connection, owners: Sequence[Row]) -> dict[UUI
     snapshot = Snapshot(0, (), customers, {}, {}, ())
     spent = await quota_spent(connection, snapshot, now=now, timeout_ms=TIMEOUT_MS)
     units = {(each.customer_id, each.period): each.spent for each in spent}
-    found: dict[UUID, list[QuotaUse]] = {}
+    found: dict[UUID, list[CountedQuota]] = {}
     for owner in owners:
         found[owner["id"]] = []
         for row in held[owner["id"]]:
@@ -65,7 +65,7 @@ async def quota_usage(connection: Connection, owners: Sequence[Row]) -> dict[UUI
             zone = owner["time_zone"] or ""
             number = window_number(name, now, zone)
             found[owner["id"]].append(
-                QuotaUse(
+                CountedQuota(
                     row["id"],
                     row["quota"],
                     row["tier"],

@@ -25,7 +25,14 @@ OF_HTTP = {"Date", "Content-Type", "Content-Length", "Connection"}
 """Headers of HTTP itself, which a description does not repeat."""
 
 PUBLIC = {"/health", "/livez", "/readyz", "/metrics", "/", "/docs", "/openapi.json"}
-PUBLIC |= {"/internal/dashboard/assets/{id}", "/internal/runbooks/{id}", "/v2", "/v2/health/live", "/v2/health/ready"}
+PUBLIC |= {
+    "/assets/{id}",
+    "/internal/dashboard/assets/{id}",
+    "/internal/runbooks/{id}",
+    "/v2",
+    "/v2/health/live",
+    "/v2/health/ready",
+}
 """Addresses that need no token."""
 
 READ = {
