@@ -101,7 +101,9 @@ async def test_the_examples_of_the_landing_page_work(stack: Stack) -> None:
     """Its curl and Python examples, with the address and a key filled in, print the model's output."""
     text = (await page(stack, "/"))[2].replace("https://inference.example", stack.url)
     text = text.replace("tl_...", stack.catalog.keys["free"].text)
-    shell, python = [html.unescape(code) for code in re.findall(r"<pre[^>]*>(.+?)</pre>", text, re.DOTALL)]
+    shell, python = [
+        html.unescape(code) for code in re.findall(r'<pre[^>]* aria-label="Example[^>]*>(.*?)</pre>', text, re.DOTALL)
+    ]
 
     # A process of its own: the example leaves its client open.
     curl, script = [
