@@ -255,7 +255,13 @@ async def due_callbacks(
     At most `limit`, `per_host` and `per_customer`; without the jobs `calling` and the hosts `paused`, as `customer host`.
     """
     rows = await connection.fetch(statement("due_callbacks"), pool, limit, per_host, calling, per_customer, paused)
-    return [Callback(*[*row[:6], WebhookSecrets(*row[6:9]).valid(row[9])]) for row in rows]
+    return [
+        Callback(
+            *(row["id"], row["customer_id"], row["host"], row["callback_url"], row["callback_tries"], row["left_s"]),
+            WebhookSecrets(*(row[name] for name in WebhookSecrets._fields)).valid(row["now"]),
+        )
+        for row in rows
+    ]
 
 
 async def record_callback_attempt(connection: Connection, job_id: str, retry_s: float | None) -> None:

@@ -130,7 +130,7 @@ DELETE FROM jobs WHERE id IN (
 -- limits for hosts and customers are those of concurrent calls, so that a host with many due callbacks does not hide others.
 SELECT due.id, customer_id::text, host, callback_url, callback_tries,
        extract(epoch FROM expires_at - clock_timestamp())::float8 AS left_s,
-       webhook_secret, webhook_secret_oldest, webhook_secret_until, clock_timestamp()
+       webhook_secret, webhook_secret_oldest, webhook_secret_until, clock_timestamp() AS now
 FROM (
     SELECT *, row_number() OVER (PARTITION BY customer_id ORDER BY callback_tries, callback_at) AS customer_rank
     FROM (
