@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import asdict
 
 from gateway.admin_api.bodies import IssuedKey, Page, body_type, row_type, text_field
 from gateway.admin_api.roles import Action
@@ -137,7 +138,7 @@ async def get_quota_usage(call: AdminCall) -> AdminResult:
         {
             "customer": row["name"],
             "customer_id": row["id"],
-            "quotas": [each._asdict() for each in used.get(row["id"], [])],
+            "quotas": [asdict(each) for each in used.get(row["id"], [])],
         }
         for row in rows
     ]

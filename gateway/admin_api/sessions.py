@@ -97,8 +97,9 @@ class SessionHandlers:
     async def sign_out(self, request: web.Request) -> web.Response:
         """End the session of the cookie, if there is one."""
         hashed = self._auth.cookie_hash(request)
-        if hashed is not None:
+        if hashed is not None or REQUEST_HEADER in request.headers:
             check_request_header(request)
+        if hashed is not None:
             async with self._connection() as connection:
                 await end_session(connection, hashed)
         response = web.Response(status=204, headers=[NO_CACHE])

@@ -8,7 +8,7 @@ from gateway.http.response import JSON
 from gateway.http.sse import EVENTS
 from gateway.http.static import ASSET_TYPES, HTML, SCRIPTED_PAGE_HEADERS
 from gateway.metrics.exposition import METRICS_TYPE
-from gateway.openapi.endpoint_kinds import ANY_PATH_ERRORS, PRINTABLE, operator_endpoint, probe_endpoint, static_page
+from gateway.openapi.endpoint_kinds import ANY_PATH_ERRORS, operator_endpoint, probe_endpoint, static_page
 from gateway.openapi.model import ApiEndpoint, Parameter
 from gateway.openapi.schemas import NOT_EMPTY, only
 from gateway.operations.action_bodies import (
@@ -82,7 +82,7 @@ DASHBOARD: tuple[ApiEndpoint, ...] = (
         ErrorCode.INVALID_REQUEST,
         parameters=(
             Parameter("days", "query", "The number of days until now, 7 by default.", only(*DAYS)),
-            Parameter("pool", "query", "The pool; without it, the figures are those of all pools.", PRINTABLE),
+            Parameter("pool", "query", "The pool; without it, the figures are those of all pools.", {"type": "string"}),
         ),
     ),
     operator_endpoint(

@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import ARRAY, Text, Uuid, cast, func, or_, select
 
 from ledger.admin.changes import Row, fetch, transaction_time
@@ -21,7 +21,7 @@ TIMEOUT_MS = 10_000
 """Of one statement, which counts the requests of one period."""
 
 
-class CountedQuota(NamedTuple):
+class CountedQuota(msgspec.Struct, frozen=True):
     """A quota that applies to a customer. `tier`: null for its own. `used` and `amount` are in `unit`; `until`: the next reset."""
 
     id: int

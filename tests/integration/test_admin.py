@@ -308,7 +308,7 @@ async def test_a_customer_is_shown_with_limits_quotas_and_keys(admin: Admin) -> 
     assert limits >= {("burst", "own"), ("max_queue_ms", "tier paid")}
     assert [quota["quota"] for quota in document["quotas"]] == ["100000/month", "10000/day"]
     assert [key["name"] for key in document["keys"]] == ["nightly"]
-    assert "secret" not in str(document)
+    assert "secret_hash" not in str(document)
 
 
 async def test_deleting_a_customer_needs_a_confirmation(admin: Admin, db: Connection) -> None:

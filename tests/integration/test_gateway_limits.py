@@ -358,7 +358,7 @@ async def test_it_shows_limits_what_is_left_and_usage(stack: Stack) -> None:
     assert [document[name] for name in names] == [
         "free", "customer-free", "free", stack.catalog.keys["free"].id, "now",
     ]  # fmt: skip
-    assert document["usage"] == {"requests": 12, "completed": 10, "failed": 2, "tokens_used": 345}
+    assert document["usage"] == {"requests": 12, "completed": 10, "failed": 2, "tokens_used": 345, "alerts": []}
     assert (headers["x-ratelimit-remaining-requests"], '"day";r=97;t=' in headers["ratelimit"]) == ("7", True)
     assert (headers["cache-control"], "x-request-id" in headers) == ("no-store", True)
     assert (status, head["x-ratelimit-remaining-requests"]) == (200, "7")

@@ -157,7 +157,7 @@ def test_which_errors_end_a_line(code: ErrorCode) -> None:
         "rate_limit_exceeded", "quota_exceeded", "backpressure", "catalog_unavailable", "reduced_capacity", "shed_for_priority",
         "too_many_connections",
         "queue_full", "no_capacity", "draining", "queue_timeout", "deadline_exceeded", "gpu_timeout", "model_too_slow",
-        "invalid_output", "worker_lost", "gateway_lost", "abandoned", "internal_error",
+        "invalid_output", "worker_lost", "gateway_lost", "abandoned", "internal_error", "identity_provider_unavailable",
     }  # fmt: skip
 
     assert is_final(error, 0) == (not passing and code is not ErrorCode.CANCELLED)

@@ -17,7 +17,7 @@ from tierlane.settings.sections import SETTINGS
 ROLES = ("up", "gateway", "scheduler", "worker", "admin", "migrate")
 TOOLS = {
     "tier": ["list", "show", "set", "create", "delete"],
-    "customer": ["list", "show", "create", "set", "suspend", "activate", "delete"],
+    "customer": ["list", "show", "create", "set", "suspend", "activate", "rotate-secret", "delete"],
     "key": ["list", "show", "create", "set", "rotate", "revoke"],
     "quota": ["list", "set", "remove"],
     "model": ["list", "show", "set", "create", "delete"],

@@ -16,7 +16,7 @@ REQUEST_ID = "req_0198b0c5d2c07cc29a0d7a4f6f1e2d3c"
 MENDED_BY_WAITING = {
     "catalog_unavailable", "rate_limit_exceeded", "too_many_connections", "backpressure", "reduced_capacity",
     "shed_for_priority", "queue_full", "no_capacity", "draining", "invalid_output", "worker_lost", "gateway_lost",
-    "internal_error",
+    "internal_error", "identity_provider_unavailable",
 }  # fmt: skip
 
 

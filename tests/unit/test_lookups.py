@@ -11,6 +11,7 @@ import pytest
 from gateway.operations import lookups
 from gateway.operations.audited_transaction import AuditedTransaction
 from gateway.operations.lookups import Lookups
+from ledger.alerts import CustomerAlert
 from ledger.audit.queries import FailedRequest
 from scheduler.errors import RequestError
 
@@ -30,14 +31,18 @@ async def test_failed_requests_are_shown_if_the_gpu_time_cannot_be_read(monkeypa
     async def too_late(*_: object) -> None:
         raise asyncpg.QueryCanceledError("canceling statement due to statement timeout")
 
+    async def alerts(*_: object) -> list[CustomerAlert]:
+        return []
+
+    monkeypatch.setattr(lookups, "customer_alerts", alerts)
     monkeypatch.setattr(lookups, "find_failed", failed)
     monkeypatch.setattr(lookups, "find_gpu_share", too_late)
     parts: Any = SimpleNamespace(transaction=AuditedTransaction(connected))
     not_read: list[str] = []
 
-    gpu, found = await Lookups(parts)._from_audit("c1", not_read)
+    gpu, found, raised = await Lookups(parts)._from_audit("c1", not_read)
 
-    assert (gpu, found is rows) == (None, True)
+    assert (gpu, found is rows, raised) == (None, True, [])
     assert [sentence.startswith("The audit: GPU time (") for sentence in not_read] == [True]
 
 

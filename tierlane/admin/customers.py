@@ -8,8 +8,6 @@ import typer
 from gateway.jobs.webhook_security import customer_key, installation_key, secret_text
 from ledger.admin.changes import Row
 from ledger.admin.customers import key_limit as completed_limit
-from ledger.admin.customers import rotate_webhook_secret
-from ledger.admin.rows import list_alerts, shown_alert
 from ledger.catalog.quotas import parse_quota
 from ledger.postgres import Connection
 from ledger.schema.catalog import customers, tiers
@@ -25,10 +23,12 @@ from tierlane.admin.remote import (
     find,
     find_customer,
     find_key,
+    list_alerts,
     list_customers,
     list_keys,
     list_quotas,
     remove,
+    rotate_webhook_secret,
 )
 from tierlane.admin.remote import create_customer as add_customer
 from tierlane.admin.remote import create_key as issue_key
@@ -236,8 +236,7 @@ def show_alerts(limit: int, customer: str | None) -> Work:
 
     async def read(connection: Connection) -> tuple[list[Row], int]:
         owner = (await find_customer(connection, customer))["id"] if customer is not None else None
-        rows = [shown_alert(row) for row in await list_alerts(connection, limit, owner)]
-        return [row | {"sent": _delivery(row)} for row in rows], 0
+        return [row | {"sent": _delivery(row)} for row in await list_alerts(connection, limit, owner)], 0
 
     return show_rows(read, ALERT_COLUMNS, "alerts")
 

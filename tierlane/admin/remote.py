@@ -309,9 +309,25 @@ async def _revoke_key(api: AdminClient, key: str) -> Change:
     return made[-1]
 
 
-async def _set_quota(api: AdminClient, customer: str | None, tier: str | None, text: str) -> list[Change]:
+async def _set_quota(
+    api: AdminClient, customer: str | None, tier: str | None, text: str, values: Row | None = None
+) -> list[Change]:
     owner = {"customer": customer} if customer is not None else {"tier": tier}
-    return (await api.change("POST", "quotas", quota=text, **owner))[0]
+    return (await api.change("POST", "quotas", quota=text, **owner, **(values or {})))[0]
+
+
+async def _shown_alerts(connection: Connection, limit: int, owner: UUID | None) -> list[Row]:
+    return [rows.shown_alert(row) for row in await rows.list_alerts(connection, limit, owner)]
+
+
+async def _list_alerts(api: AdminClient, limit: int, owner: UUID | None) -> list[Row]:
+    found, _ = await api.rows("quota-alerts", limit, customer=owner)
+    return _all_typed("quota_alerts", found)
+
+
+async def _rotate_webhook_secret(api: AdminClient, customer: str, grace: timedelta) -> Change:
+    made, _ = await api.change("POST", "customers", customer, "webhook-secret", "rotate", grace=_text(grace))
+    return made[-1]
 
 
 async def _remove_quota(api: AdminClient, customer: str | None, tier: str | None, text: str) -> list[Change]:
@@ -366,6 +382,8 @@ alter_key = either(customers.alter_key, _alter_key)
 rotate_key = either(customers.rotate_key, _rotate_key)
 revoke_key = either(customers.revoke_key, _revoke_key)
 set_quota = either(customers.set_quota, _set_quota)
+list_alerts = either(_shown_alerts, _list_alerts)
+rotate_webhook_secret = either(customers.rotate_webhook_secret, _rotate_webhook_secret)
 remove_quota = either(customers.remove_quota, _remove_quota)
 create_operator = either(operators.create_operator, _create_operator)
 rotate_operator = either(operators.rotate_operator, _rotate_operator)
