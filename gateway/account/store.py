@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from gateway.http.errors import RejectionError
 from gateway.http.validation import invalid
 from ledger.catalog.webhook_secret import TooManySecrets
 from ledger.jobs import JobSession, StoreUnavailable
@@ -33,8 +34,10 @@ class AccountStore:
             raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, NOT_NOW) from None
         except KeysNotManaged as error:
             raise RequestError(ErrorCode.PERMISSION_DENIED, str(error)) from None
-        except (TooManyKeys, TooManySecrets) as error:
+        except TooManyKeys as error:
             raise RequestError(ErrorCode.QUOTA_EXCEEDED, str(error)) from None
+        except TooManySecrets as error:
+            raise RejectionError(ErrorCode.QUOTA_EXCEEDED, str(error), error.wait_ms) from None
         except KeyRejected as error:
             raise invalid(error.param, str(error)) from None
 

@@ -106,9 +106,25 @@ def _words(verdict: Verdict, limits: EffectiveLimits) -> str:
         return f"The concurrency limit of this account, {limits.max_concurrency} requests at a time, is reached."
     if verdict.outcome is Admission.QUOTA:
         named = spent_quotas(verdict, limits) or limits.quotas
-        state = "has too little left for this request" if any(is_metered(name) for name, _ in named) else "is used up"
-        return f"The quota of this account, {' and '.join(quota_words(*quota) for quota in named)}, {state}."
+        left = {name: units for (name, _), (units, _) in zip(limits.quotas, verdict.left.quotas, strict=False)}
+        has_some = any(is_metered(name) or left.get(name, 0) >= 1 for name, _ in named)
+        state = "has too little left for this request" if has_some else "is used up"
+        words = " and ".join(quota_words(*quota) for quota in named)
+        return f"The quota of this account, {words}, {state}; it resets in {_span(verdict.retry_after_ms)}."
     return "The rate limit of this API key is reached."  # Its limit was removed while the request waited.
+
+
+def _span(ms: int) -> str:
+    """A time in its two largest units, such as 20 h 43 min, rounded up to the smaller one."""
+    seconds = -(-ms // 1000)
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes = -(-seconds // 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+    days, hours = divmod(hours + (minutes > 0), 24)
+    return f"{days} d {hours} h"
 
 
 def spent_quotas(verdict: Verdict, limits: EffectiveLimits) -> list[tuple[str, int]]:

@@ -16,7 +16,11 @@ MOST_VALID = 5
 
 
 class TooManySecrets(TierlaneError):
-    """So many secrets are valid that there can be no further one yet. The message is a sentence."""
+    """So many secrets are valid that there can be no further one for `wait_ms`. The message is a sentence."""
+
+    def __init__(self, message: str, wait_ms: int) -> None:
+        super().__init__(message)
+        self.wait_ms = wait_ms
 
 
 class WebhookSecrets(NamedTuple):
@@ -38,9 +42,15 @@ class WebhookSecrets(NamedTuple):
         return self if len(self.valid(now)) > 1 else WebhookSecrets(self.webhook_secret, None, None)
 
     def rotated(self, grace: timedelta, now: datetime) -> "WebhookSecrets":
-        """The columns with one more secret; all that are valid stay valid for `grace`. Raises TooManySecrets."""
+        """The columns with one more secret; all that are valid stay valid for `grace`, and as long as before. Raises TooManySecrets."""
         valid = self.valid(now)
-        if len(valid) >= MOST_VALID:
-            until = f"{self.webhook_secret_until:%Y-%m-%d %H:%M:%S} UTC"
-            raise TooManySecrets(f"{MOST_VALID} webhook secrets are valid: the next rotation is possible at {until}.")
-        return WebhookSecrets(self.webhook_secret + 1, valid[-1], now + grace)
+        if len(valid) >= MOST_VALID and self.webhook_secret_until is not None:
+            at = f"{self.webhook_secret_until:%Y-%m-%d %H:%M:%S} UTC"
+            wait_ms = int((self.webhook_secret_until - now) / timedelta(milliseconds=1))
+            raise TooManySecrets(
+                f"{MOST_VALID} webhook secrets are valid: the next rotation is possible at {at}.", wait_ms
+            )
+        until = now + grace
+        if len(valid) > 1 and self.webhook_secret_until is not None:
+            until = max(until, self.webhook_secret_until)
+        return WebhookSecrets(self.webhook_secret + 1, valid[-1], until)

@@ -106,13 +106,34 @@ def test_a_rejection_names_the_limit(outcome: Admission, numbers: list[str], vio
         assert "reduced" not in error.message
 
 
+@pytest.mark.parametrize(
+    ("left", "wait_ms", "words"),
+    [
+        (0, 59_001, "is used up; it resets in 1 min."),
+        (0, 60_001, "is used up; it resets in 2 min."),
+        (1, 74_579_814, "has too little left for this request; it resets in 20 h 43 min."),
+        (0, 86_399_999, "is used up; it resets in 1 d 0 h."),
+        (0, 90_061_000, "is used up; it resets in 1 d 2 h."),
+    ],
+)
+def test_a_used_up_quota_says_when_it_resets(left: int, wait_ms: int, words: str) -> None:
+    """In two units, rounded up; with something left, a list of texts had no room."""
+    verdict = Verdict(Admission.QUOTA, remaining(quotas=((left, wait_ms),)), wait_ms, quotas=("1day",))
+
+    error = rejection_error(verdict, base_limit_allows=False, limits=in_force(quotas=(("1day", 20),)))
+
+    assert error.message == f"The quota of this account, 20 requests per day, {words}"
+
+
 def test_a_rejection_names_the_metered_quota_without_room() -> None:
     """Something may be left of it; others are not named."""
     limits = in_force(quotas=(("1day", 9), ("1day:gpu", 3_600_000_000), ("1month:usd", 500_000_000)))
     verdict = Verdict(Admission.QUOTA, remaining(quotas=((9, 1), (5000, 1), (10**8, 2))), 70, quotas=("1month:usd",))
     error = rejection_error(verdict, base_limit_allows=False, limits=limits)
 
-    assert error.message == ("The quota of this account, 0.5 usd per month, has too little left for this request.")
+    assert error.message == (
+        "The quota of this account, 0.5 usd per month, has too little left for this request; it resets in 1 s."
+    )
     assert error.violated == ("month-usd",)
 
 

@@ -28,7 +28,8 @@ const Account = (() => {
     display(true);
     by("limits-title").focus();
     Usage.show(by("usage"));
-    await Promise.allSettled([TryIt.models(), Lists.keys(), Lists.jobs()]);
+    // One after the other, since a key may have a limit of few requests per second.
+    for (const part of [TryIt.models, Lists.keys, Lists.jobs]) await part().catch(() => {});
   }
 
   function display(signedIn) {

@@ -5,6 +5,8 @@
 const Session = (() => {
   const NAME = "tierlane-key";
   const TIMEOUT_MS = 20000;
+  const MOST_REPEATS = 4;
+  const LONGEST_WAIT_MS = 5000;
   let key = stored((storage) => storage.getItem(NAME));
   let ended = () => {};
 
@@ -33,7 +35,8 @@ const Session = (() => {
     const wait = answer.headers.get("Retry-After");
     const text = error?.message ?? `The gateway returned the status ${answer.status}.`;
     const shown = new Error(wait && answer.status !== 401 ? `${text} Retry after ${wait} s.` : text);
-    return Object.assign(shown, { status: answer.status, code: error?.code, requestId: error?.request_id ?? answer.headers.get("x-request-id") });
+    const waitMs = wait === null ? Infinity : Number(wait) * 1000;
+    return Object.assign(shown, { status: answer.status, waitMs, code: error?.code, requestId: error?.request_id ?? answer.headers.get("x-request-id") });
   }
 
   // The response of a request that succeeded. Throws an error whose text is the gateway's own sentence. A key that is not valid
@@ -54,12 +57,19 @@ const Session = (() => {
     throw shown;
   }
 
-  // The document of a response, unless the session ended meanwhile.
+  // The document of a response, unless the session ended meanwhile. A reading that a limit rejects for a short time is repeated.
   async function read(path, options) {
     const used = key;
-    const found = await (await send(path, options)).json();
-    if (key !== used) throw new DOMException("Signed out.", "AbortError");
-    return found;
+    for (let left = MOST_REPEATS; ; left--) {
+      try {
+        const found = await (await send(path, options)).json();
+        if (key === used) return found;
+      } catch (error) {
+        if (options?.method || error.status !== 429 || !(error.waitMs <= LONGEST_WAIT_MS) || !left) throw error;
+        await new Promise((done) => setTimeout(done, error.waitMs));
+      }
+      if (key !== used) throw new DOMException("Signed out.", "AbortError");
+    }
   }
 
   return { begin, end, send, read, isOpen: () => key !== null, onEnd: (act) => (ended = act) };
