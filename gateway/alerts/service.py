@@ -54,6 +54,7 @@ MAX_NEW = 500
 MAX_UNSTORED = 10_000
 CONNECT_TIMEOUT_S = 1.0
 READ_TIMEOUT_MS = 10_000
+NO_HOSTS = "The customer has no callback hosts: `tierlane customer set NAME --callback-hosts HOST`."
 DELAYS_S = (2.0, 10.0, 30.0, 120.0, 600.0, 1800.0, 7200.0, 18_000.0, 36_000.0)
 
 
@@ -177,7 +178,10 @@ class QuotaAlerts:
             problem = "There is no URL, or no TIERLANE_CALLBACK_SECRET."
             if url and jobs.callback_secret:
                 allowed = hosts.of(alert.customer_id)
-                problem = (url_problem(url, allowed, private=private) or "") if of_customer else ""
+                if of_customer:
+                    problem = (url_problem(url, allowed, private=private) or "") if allowed else NO_HOSTS
+                else:
+                    problem = ""
             if problem or not url:
                 log.warning(
                     "quota_alert_url", customer=alert.customer, problem=problem.replace("callback_url", "alert_url")

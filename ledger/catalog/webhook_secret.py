@@ -42,7 +42,7 @@ class WebhookSecrets(NamedTuple):
         return self if len(self.valid(now)) > 1 else WebhookSecrets(self.webhook_secret, None, None)
 
     def rotated(self, grace: timedelta, now: datetime) -> "WebhookSecrets":
-        """The columns with one more secret; all that are valid stay valid for `grace`, and as long as before. Raises TooManySecrets."""
+        """The columns with one more secret; all that are valid stay valid for `grace` from now. Raises TooManySecrets."""
         valid = self.valid(now)
         if len(valid) >= MOST_VALID and self.webhook_secret_until is not None:
             at = f"{self.webhook_secret_until:%Y-%m-%d %H:%M:%S} UTC"
@@ -50,7 +50,4 @@ class WebhookSecrets(NamedTuple):
             raise TooManySecrets(
                 f"{MOST_VALID} webhook secrets are valid: the next rotation is possible at {at}.", wait_ms
             )
-        until = now + grace
-        if len(valid) > 1 and self.webhook_secret_until is not None:
-            until = max(until, self.webhook_secret_until)
-        return WebhookSecrets(self.webhook_secret + 1, valid[-1], until)
+        return WebhookSecrets(self.webhook_secret + 1, valid[-1], now + grace)

@@ -8,7 +8,7 @@ from itertools import groupby
 
 import msgspec
 
-from gateway.operations.dashboard.history_points import COARSE_EVENTS, HistoryPoint
+from gateway.operations.dashboard.history_points import COARSE_EVENTS, HistoryPoint, main_events
 from gateway.operations.figures import merged
 from scheduler.protocol.history import KEEP_MS, WEEK
 
@@ -18,8 +18,8 @@ FINE_MS = 5 * 60_000
 COARSE_MS = 20_000
 """The time between older points."""
 
-WEEK_EVENTS = 3
-"""Events of a point of a week; good ones and the oldest are dropped."""
+WEEK_EVENTS = 6
+"""Events of a point of a week."""
 
 
 def _merged(points: Sequence[HistoryPoint]) -> HistoryPoint:
@@ -39,8 +39,7 @@ def week_points(points: Sequence[HistoryPoint], after: int, before: int) -> dict
     found: dict[int, HistoryPoint] = {}
     for number, group in groupby(coarse, lambda each: each.at_ms // WEEK.step_ms):
         point = merged(HistoryPoint, list(group))
-        events = [each for each in point.events if each.level != "good"][-WEEK_EVENTS:]
-        found[number] = msgspec.structs.replace(point, events=events)
+        found[number] = msgspec.structs.replace(point, events=main_events(point.events, WEEK_EVENTS))
     return found
 
 

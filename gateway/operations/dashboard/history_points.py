@@ -14,7 +14,10 @@ MAX_POOLS = 8
 """Pools with a history of their own."""
 
 COARSE_EVENTS = 10
-"""Events of a merged point; the oldest are dropped."""
+"""Events of a merged point."""
+
+RANK = ("loss", "redis", "status", "dead_letters", "restart", "cordon", "worker", "config", "gateway")
+"""Kinds of events, the most important first; all others come after them."""
 
 
 class ByName(NamedTuple):
@@ -52,8 +55,17 @@ class PoolHistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     tiers: Annotated[list[TierHistoryPoint], ByName(TierHistoryPoint)]
 
 
-def _latest_events(several: Sequence[Sequence[DashboardEvent]]) -> list[DashboardEvent]:
-    return list(chain.from_iterable(several))[-COARSE_EVENTS:]
+def main_events(events: Sequence[DashboardEvent], most: int) -> list[DashboardEvent]:
+    """The `most` events of the most important kinds, of one kind the newest, in their order."""
+    if len(events) <= most:
+        return list(events)
+    rank = {kind: number for number, kind in enumerate(RANK)}
+    numbered = sorted(enumerate(events), key=lambda each: (rank.get(each[1].kind, len(RANK)), -each[0]))
+    return [event for _, event in sorted(numbered[:most], key=lambda each: each[0])]
+
+
+def _merged_events(several: Sequence[Sequence[DashboardEvent]]) -> list[DashboardEvent]:
+    return main_events(list(chain.from_iterable(several)), COARSE_EVENTS)
 
 
 class HistoryPoint(msgspec.Struct, frozen=True, array_like=True):
@@ -64,7 +76,7 @@ class HistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     demand_rps: Mean[float]
     capacity_rps: Mean[float]
     tiers: Annotated[list[TierHistoryPoint], ByName(TierHistoryPoint)]
-    events: Annotated[list[DashboardEvent], _latest_events]
+    events: Annotated[list[DashboardEvent], _merged_events]
     pools: Annotated[list[PoolHistoryPoint], ByName(PoolHistoryPoint)] = []
 
     def of_pool(self, pool: str) -> "HistoryPoint":

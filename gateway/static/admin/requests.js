@@ -60,7 +60,7 @@ const Requests = (() => {
 
   // Parts of the response time as a bar; the list below it has the figures.
   function phases(row) {
-    if (row.latency_ms === null) return [];
+    if (row.latency_ms === null || row.queue_ms === null) return []; // Where the time went is not recorded.
     const queue = Math.min(row.queue_ms ?? 0, row.latency_ms);
     const run = Math.min(row.gpu_ms ?? 0, row.latency_ms - queue);
     const parts = [["queue", queue], ["model", run], ["other", row.latency_ms - queue - run]];

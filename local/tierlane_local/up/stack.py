@@ -94,7 +94,9 @@ class Stack:
         self._lines.say(f"ready in {time.monotonic() - started:.1f} s")
         names = [each.name for each in (model, *others)]
         addresses = {"gRPC": f"{_reachable(settings.host)}:{settings.grpc_port}"} if settings.grpc_port else {}
-        addresses |= {"Admin": await self._admin_command(settings)} if settings.admin_port else {}
+        if settings.admin_port:
+            base = f"http://{_reachable(settings.admin_host)}:{settings.admin_port}/admin"
+            addresses |= {"Admin": f"{base}/", "API": await self._admin_command(settings, base)}
         self._lines.raw(banner(self._http_url, keys, names, str(self._data_dir.path), addresses))
         await asyncio.gather(
             self._watch(), self._warn(settings), *([autoscaler.follow()] if settings.autoscale else [])
@@ -190,11 +192,10 @@ class Stack:
             await self._supervisor.add(roles.member("admin", "admin", self._lines))
         return autoscaler
 
-    async def _admin_command(self, settings: Settings) -> str:
+    async def _admin_command(self, settings: Settings, base: str) -> str:
         """A call of the admin API, with the token of an administrator."""
         token = await admin_token(settings.session_url, self._data_dir)
-        url = f"http://{_reachable(settings.admin_host)}:{settings.admin_port}/admin/v1/customers"
-        return f"curl -s -H 'Authorization: Bearer {token}' {url}"
+        return f"curl -s -H 'Authorization: Bearer {token}' {base}/v1/customers"
 
     def _worker_cell(self, settings: Settings, number: int) -> dict[str, object]:
         """The settings with which the worker of this number of a pool starts in one of the cells, in turn."""
