@@ -212,7 +212,9 @@ def _errors(endpoint: ApiEndpoint, codes: Sequence[ErrorCode]) -> ResponseDescri
     headers: list[str] = ["x-request-id"]
     optional: list[str] = []
     later = [code in TRY_LATER for code in codes]
-    (headers if all(later) else optional).extend(["Retry-After", "retry-after-ms"] if any(later) else [])
+    # After a long wait, such as for the end of a quota's window, there are none.
+    sure = all(later) and ErrorCode.QUOTA_EXCEEDED not in codes
+    (headers if sure else optional).extend(["Retry-After", "retry-after-ms"] if any(later) else [])
     advised = [HTTP[code].retry is not None for code in codes]
     (headers if all(advised) else optional).extend(["x-should-retry"] if any(advised) else [])
     headers += {401: ["WWW-Authenticate"], 405: ["Allow"]}.get(status, [])

@@ -76,9 +76,6 @@ ADMIN_CONFIG = """
 [auth.openapi.operator]
 bearer = "{token}"
 
-[warnings]
-fail-on = ["missing_auth"]
-
 [checks.negative_data_rejection]
 expected-statuses = ["400", "401", "403", "404", "405", "406", "409", "412", "413", "415", "429", "5xx"]
 
@@ -156,7 +153,7 @@ async def schemathesis(folder: Path, config: str, description: bytes, url: str, 
     return output
 
 
-@pytest.mark.timeout(300)  # Seven seconds on an idle machine.
+@pytest.mark.timeout(600)  # Half a minute on an idle machine.
 async def test_responses_are_as_described(stack: Stack, tmp_path: Path) -> None:
     """No check fails for any operation, in more than 500 requests, of which more than 50 reached the worker."""
     async with stack.http.get(f"{stack.url}/openapi.json") as response:
@@ -173,7 +170,7 @@ async def test_responses_are_as_described(stack: Stack, tmp_path: Path) -> None:
     assert len(stack.worker.seen) > 50
 
 
-@pytest.mark.timeout(300)  # Half a minute on an idle machine.
+@pytest.mark.timeout(600)  # Half a minute on an idle machine.
 async def test_responses_of_the_admin_api_are_as_described(api: AdminApi, tmp_path: Path) -> None:
     """No check fails for any operation, with the token of an admin."""
     reply = await api("GET", "/openapi.json", role=None)
@@ -185,4 +182,5 @@ async def test_responses_of_the_admin_api_are_as_described(api: AdminApi, tmp_pa
 
     operations = sum(len(methods) for methods in reply.body["paths"].values())
     assert operations > len(ROUTES)
+    assert "Authentication failed: 1 operation " in output  # That of the session, which needs a cookie.
     assert f"Tested: {operations}" in output
