@@ -20,7 +20,7 @@ from gateway.alerts.documents import alert_body
 from gateway.config import JobConfig
 from gateway.host_lists import CallbackHosts
 from gateway.http.response import encode_json
-from gateway.jobs.callback_url import url_problem
+from gateway.jobs.callback_url import alert_url_problem
 from gateway.jobs.webhook_security import customer_key, installation_key
 from gateway.jobs.webhooks import GONE, post_signed, webhook_client
 from gateway.limits.quota_uses import QuotaUses
@@ -54,7 +54,6 @@ MAX_NEW = 500
 MAX_UNSTORED = 10_000
 CONNECT_TIMEOUT_S = 1.0
 READ_TIMEOUT_MS = 10_000
-NO_HOSTS = "The customer has no callback hosts: `tierlane customer set NAME --callback-hosts HOST`."
 DELAYS_S = (2.0, 10.0, 30.0, 120.0, 600.0, 1800.0, 7200.0, 18_000.0, 36_000.0)
 
 
@@ -177,15 +176,11 @@ class QuotaAlerts:
             url, private = alert.url if of_customer else jobs.alert_url, not of_customer or jobs.private_addresses
             problem = "There is no URL, or no TIERLANE_CALLBACK_SECRET."
             if url and jobs.callback_secret:
-                allowed = hosts.of(alert.customer_id)
+                problem = ""
                 if of_customer:
-                    problem = (url_problem(url, allowed, private=private) or "") if allowed else NO_HOSTS
-                else:
-                    problem = ""
+                    problem = alert_url_problem(url, hosts.of(alert.customer_id), private=private) or ""
             if problem or not url:
-                log.warning(
-                    "quota_alert_url", customer=alert.customer, problem=problem.replace("callback_url", "alert_url")
-                )
+                log.warning("quota_alert_url", customer=alert.customer, problem=problem)
                 statuses[destination] = None
                 continue
             secret = jobs.callback_secret

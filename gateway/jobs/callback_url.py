@@ -47,6 +47,14 @@ def url_problem(url: str, hosts: Sequence[str], *, private: bool = False) -> str
     return "`callback_url` must not lead to an address that is not public." if is_private else None
 
 
+def alert_url_problem(url: str, hosts: Sequence[str], *, private: bool = False) -> str | None:
+    """Why alerts are not sent to `url`, as a sentence for operators; None if they are."""
+    if not hosts:
+        return "There are no callback hosts for `alert_url`: `tierlane customer set NAME --callback-hosts HOST`."
+    problem = url_problem(url, hosts, private=private)
+    return problem and problem.replace("callback_url", "alert_url")
+
+
 def is_webhook_url(url: str) -> bool:
     """Whether a URL has the form of those of receivers."""
     return len(url) <= MAX_URL_CHARACTERS and _parse(url) is not None

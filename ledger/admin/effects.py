@@ -3,7 +3,7 @@
 Each finding is of one row. The verbs report those of the rows that they write, `tierlane check` all of them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -32,11 +32,15 @@ class CatalogRows(NamedTuple):
 
 
 class Deployment(NamedTuple):
-    """What rows depend on beside each other: whether callbacks can be signed, the pool and default model of the gateways."""
+    """What rows depend on beside each other: whether callbacks can be signed, the pool and default model of the gateways.
+
+    `alert_problem`: why alerts are not sent to a URL, by the own callback hosts of the customer; None if they are.
+    """
 
     can_sign: bool
     pool: str
     default_model: str | None
+    alert_problem: Callable[[str, str | None], str | None] = lambda _url, _own_hosts: None
 
 
 class Finding(NamedTuple):
@@ -142,6 +146,10 @@ def _of_customers(rows: CatalogRows, deployment: Deployment) -> Iterator[Finding
                 f"TIERLANE_CALLBACK_SECRET is not set here: unless the gateways have it, alerts of {name} are not sent.",
                 "Set it, the same for all gateways, the auditor and this command.",
             )
+        elif customer["alert_url"] and (
+            problem := deployment.alert_problem(customer["alert_url"], customer["callback_hosts"])
+        ):
+            yield Finding("alerts", "customers", customer["id"], f"Alerts of {name} are not sent to it.", problem)
         if spread == 1:
             continue
         usable = usable_spread(tuple(_limit(customer, tiers, column.name) for column in LIMIT_COLUMNS), spread)

@@ -7,7 +7,8 @@ import pytest
 
 from ledger.admin.effects import CatalogRows, Deployment, rows_without_effect
 from ratelimit.limits import LIMIT_COLUMNS
-from tierlane.admin.runner import MOST_NOTES, notes_of
+from tierlane.admin.runner import MOST_NOTES, deployment_of, notes_of
+from tierlane.settings.model import Settings
 
 ACME = UUID(int=1)
 GATEWAYS = Deployment(can_sign=True, pool="default", default_model=None)
@@ -88,12 +89,19 @@ def test_each_kind(rows: dict[str, Any], found: list[str]) -> None:
 
 
 def test_what_depends_on_the_settings() -> None:
-    """Callback hosts and alerts without the deployment's secret; a default model that is none of the enabled ones of the pool."""
+    """Callback hosts and alerts without the deployment's secret; alerts to other hosts than those of callbacks; a default model that is none of the enabled ones of the pool."""
     hosts = catalog(
         customers=[{"callback_hosts": "hooks.example"}, {"callback_hosts": ""}, {"alert_url": "https://hooks.example"}]
     )
     two = catalog(models=[{}, {"name": "big"}])
+    elsewhere = deployment_of(
+        Settings(callback_secret=f"whsec_{'aGVsbG8gd29ybGQg' * 3}", callback_hosts="hooks.example")
+    )
 
+    own = [{"callback_hosts": "other.example", "alert_url": "https://hooks.example/"}]
+    assert kinds(catalog(customers=own), elsewhere) == ["alerts"]
+    assert kinds(hosts, elsewhere) == []
+    assert kinds(hosts, elsewhere._replace(alert_problem=deployment_of(Settings()).alert_problem)) == ["alerts"]
     assert kinds(hosts, GATEWAYS._replace(can_sign=False)) == ["callbacks", "alerts"]
     assert kinds(two, GATEWAYS._replace(default_model="big")) == []
     assert "TIERLANE_DEFAULT_MODEL is huge" in rows_without_effect(two, GATEWAYS._replace(default_model="huge"))[0].said

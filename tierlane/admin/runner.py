@@ -8,6 +8,8 @@ from uuid import UUID
 
 import typer
 
+from gateway.host_lists import host_list
+from gateway.jobs.callback_url import alert_url_problem
 from ledger.admin.changes import Change, Row, changing
 from ledger.admin.effects import MONEY, UNNAMED, Deployment, Finding, rows_without_effect
 from ledger.admin.errors import TABLES, BadValue, ChangeRejected
@@ -79,7 +81,12 @@ async def apply(call: VerbCall, change: Callable[[Connection], Awaitable[ChangeR
 
 def deployment_of(settings: Settings) -> Deployment:
     """What the effect of rows depends on in the settings of this command, which should be those of the gateways."""
-    return Deployment(bool(settings.callback_key), settings.pool, settings.default_model)
+
+    def alert_problem(url: str, own_hosts: str | None) -> str | None:
+        hosts = settings.callback_host_list if own_hosts is None else host_list(own_hosts)
+        return alert_url_problem(url, hosts, private=settings.callback_private_addresses)
+
+    return Deployment(bool(settings.callback_key), settings.pool, settings.default_model, alert_problem)
 
 
 async def effect_notes(connection: Connection, settings: Settings, changes: Sequence[Change]) -> list[str]:
