@@ -17,7 +17,7 @@ from ledger.admin.requests import FILTERS, search_requests
 from ledger.admin.rows import find_customer, list_config_changes
 from ledger.admin.values import DAY, day_of, duration_of, time_of
 from ledger.audit.queries import UsageLine, find_request, usage_lines, with_statement_timeout
-from ledger.schema.audit import requests
+from ledger.schema.audit import STATES, requests
 from scheduler.errors import ErrorCode, RequestError
 
 USAGE_TIMEOUT_MS = 60_000
@@ -94,7 +94,10 @@ async def get_requests(call: AdminCall) -> AdminResult:
     since = time_of("from", call.query["from"]) if "from" in call.query else min(until, now) - DEFAULT_TIME
     customer = call.query.get("customer")
     owner = None if customer is None else (await find_customer(call.connection, customer))["id"]
+    call.choice("status", STATES)
     wanted = {name: call.query.get(name) for name in FILTERS}
+    if wanted["error_code"] not in (None, *ErrorCode):
+        raise invalid("error_code", "`error_code` must be one of those of docs/errors.md, such as queue_timeout.")
     after = call.query.get("after")
     try:
         rows = await search_requests(

@@ -214,6 +214,8 @@ async def test_lists_are_paged_by_key(api: AdminApi, db: Connection) -> None:
         ),
         ("POST", "/operators/admin/rotate", {"expires_in": ""}, 400, "invalid_request", "expires_in", "such as 24h"),
         ("GET", "/customers?tier=", None, 400, "invalid_request", "tier", "is empty"),
+        ("GET", "/requests?status=done", None, 400, "invalid_request", "status", "queued or processing or completed"),
+        ("GET", "/requests?error_code=nothing", None, 400, "invalid_request", "error_code", "such as queue_timeout"),
         ("GET", "/quotas?tier=gold", None, 404, "not_found", None, "There is no tier named gold"),
         ("DELETE", "/tiers/paid", None, 409, "conflict", None, "customer"),
         ("DELETE", "/customers/acme", {"sure": True}, 400, "invalid_request", None, "takes no body"),
