@@ -118,6 +118,23 @@ async def test_a_customer_signs_in_and_out(page: CustomerPage) -> None:
     assert tab.faults == []
 
 
+async def test_a_key_with_a_low_rate_sees_all(page: CustomerPage, db: Connection) -> None:
+    """What its limit rejects for a short time is read again."""
+    await db.execute("UPDATE customers SET requests_per_second = 1, burst = 2 WHERE name = 'acme'")
+    await eventually(lambda: _has_rate(page.stack, 1.0), "the limit is in force")
+    await page.opened("acme")
+
+    await page.tab.until(
+        f"document.querySelectorAll('#model option').length && {text('keys')}.includes('first')", "all parts"
+    )
+    assert "is reached" not in await page.tab.value("document.body.innerText")
+
+
+def _has_rate(stack: Stack, rate: float) -> bool:
+    customers: Any = stack.catalog.snapshot.customers.values()
+    return any(customer.name == "acme" and customer.limits[0] == rate for customer in customers)
+
+
 async def test_limits_and_usage_are_shown(page: CustomerPage, db: Connection) -> None:
     """Each limit with what is used and when it resets; requests, tokens and cost by day, model and key; jobs."""
     await page.opened("acme")

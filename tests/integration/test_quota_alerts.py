@@ -51,7 +51,8 @@ class Bench:
     async def alerts(self, **changes: Any) -> tuple[QuotaAlerts, QuotaUses]:
         """The alerts of one more gateway, with the catalog as it is now; `changes` of its JobConfig."""
         uses, catalog = QuotaUses(), cast("Catalog", FixedCatalog(await load(self.db)))
-        jobs = job_config(self.url, **self.receiver.jobs(alert_url=self.receiver.url.replace("hook", "all"), **changes))
+        changes = {"alert_url": self.receiver.url.replace("hook", "all")} | changes
+        jobs = job_config(self.url, **self.receiver.jobs(**changes))
         return QuotaAlerts(jobs, catalog, uses, Counters()), uses
 
     async def used(self, uses: QuotaUses, *left: int, in_use: int = 1) -> None:
@@ -108,6 +109,22 @@ async def test_several_gateways_store_one_alert_and_one_sends_it(bench: Bench) -
         genuine = [headers["webhook-signature"] == signed([key], event, at, body)["webhook-signature"] for key in keys]
         assert (sum(genuine), event) == (1, rows[n // 2]["id"])
         assert json.loads(body)["data"]["share"] == rows[n // 2]["share"]
+
+
+async def test_alerts_are_signed_with_each_valid_secret(bench: Bench) -> None:
+    """After a rotation, as callbacks are: with the new secret, and with the earlier ones until their end."""
+    columns = "webhook_secret = 3, webhook_secret_oldest = 2, webhook_secret_until = now() + interval '1 hour'"
+    await bench.db.execute(f"UPDATE customers SET {columns}")
+    alerts, uses = await bench.alerts(alert_url=None)
+    await bench.used(uses, 2)
+    await step(alerts, "store")
+    await step(alerts, "send")
+
+    ((headers, body),) = bench.receiver.calls
+    keys = [customer_key(secret_bytes(SECRET), bench.customer_id, number) for number in (3, 2)]
+    expected = signed(keys, headers["webhook-id"], int(headers["webhook-timestamp"]), body)
+    assert headers["webhook-signature"] == expected["webhook-signature"]
+    await alerts.close()
 
 
 async def test_a_failed_receiver_gets_the_same_event_again(bench: Bench) -> None:

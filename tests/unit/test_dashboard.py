@@ -15,7 +15,7 @@ from gateway.operations.actions import check_healthy_left
 from gateway.operations.dashboard.diff import config_changes, state_changes
 from gateway.operations.dashboard.downsampling import COARSE_MS, downsampled
 from gateway.operations.dashboard.history import MAX_KEPT, read_point
-from gateway.operations.dashboard.history_points import HistoryPoint, PoolHistoryPoint, TierHistoryPoint
+from gateway.operations.dashboard.history_points import HistoryPoint, PoolHistoryPoint, TierHistoryPoint, main_events
 from gateway.operations.dashboard.page import ASSETS
 from gateway.operations.dashboard.state import (
     DashboardEvent,
@@ -336,3 +336,13 @@ def test_scripts_write_text_and_no_markup() -> None:
 
     assert len(scripts) >= 4
     assert [(n, word) for n in scripts for word in banned if word in static.joinpath(n).read_text("utf-8")] == []
+
+
+def test_merged_points_keep_the_main_events() -> None:
+    """Lost workers, outages and changes of the status before those of limits, of one kind the newest, in their order."""
+    kinds = ("limits", "loss", "limits", "redis", "status", "limits", "loss")
+    events = [DashboardEvent(at_ms, "bad", "", kind) for at_ms, kind in enumerate(kinds)]
+
+    kept = {most: [event.at_ms for event in main_events(events, most)] for most in (1, 4, 5, 7)}
+
+    assert kept == {1: [6], 4: [1, 3, 4, 6], 5: [1, 3, 4, 5, 6], 7: [*range(7)]}
