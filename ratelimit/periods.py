@@ -1,6 +1,6 @@
 """The calendar of quotas: which period holds an instant, when it begins and ends, in the time zone of the customer. Pure.
 
-Periods are counted from 1970 on the clock and calendar of the zone, so a number stands for a date there: a day has 23 to 25
+Periods are counted from 1970 on the clock and calendar of the zone, so a number is that of a date there: a day has 23 to 25
 hours where clocks change. Weeks begin on Monday; months and years are those of the calendar. Seconds, minutes and hours are
 those of UTC in every zone. Lua counts in the same way (ratelimit/lua/quota.lua), from the offsets of the zone.
 """

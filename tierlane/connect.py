@@ -62,7 +62,7 @@ class VerbError(TierlaneError):
 
 
 class NeedsServersError(VerbError):
-    """The verb needs PostgreSQL, but was told to use the admin API."""
+    """The verb needs PostgreSQL or Redis, and was called with --url."""
 
 
 def reachable(settings: Settings) -> Settings:

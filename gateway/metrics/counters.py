@@ -76,7 +76,7 @@ class TierCounters:
     def __init__(self) -> None:
         self.completed: dict[str, int] = {}  # By endpoint. Most requests end like this.
         self.ended: dict[tuple[str, str], int] = {}  # By (endpoint, outcome), of all other requests.
-        self.rejected: dict[tuple[str, str], int] = {}  # And alerts, by (metric, value of its second label).
+        self.rejected: dict[tuple[str, str], int] = {}  # Also alerts, by (metric, value of its second label).
         self.retries = 0
         self.durations = Times()
         self.waits = Times()
@@ -122,10 +122,8 @@ class Counters:
 
     def quota_alert(self, tier: str, share: float) -> None:
         """Count a share of a quota that a customer of a tier reached."""
-        counted, key = (
-            self._tier(tier).rejected,
-            ("tierlane_quota_alerts_total", f"{math.floor(share * 10 + 1e-9) / 10:g}"),
-        )
+        tenth = f"{math.floor(share * 10 + 1e-9) / 10:g}"
+        counted, key = self._tier(tier).rejected, ("tierlane_quota_alerts_total", tenth)
         counted[key] = counted.get(key, 0) + 1
 
     def ended(self, tier: str, endpoint: str, outcome: str) -> None:

@@ -26,7 +26,7 @@ async def signed_in(api: AdminApi, role: str = "admin", **headers: str) -> tuple
 
 
 async def test_a_session_from_sign_in_to_sign_out(api: AdminApi, db: Connection) -> None:
-    """The cookie stands for the operator and is neither the token nor stored; after the sign-out it is rejected."""
+    """The cookie authenticates the operator, is not the token, and is not stored; after the sign-out it is rejected."""
     await customer(db)
     reply, cookie = await signed_in(api)
     shown = await api("GET", "/session", role=None, Cookie=cookie)

@@ -1,6 +1,6 @@
 """The catalog of the admin verbs: the functions of `ledger.admin` on a connection, or the same through the admin API with --url.
 
-`either` makes one function of both. An `AdminClient` stands for the connection; functions that have no address in the admin
+`either` makes one function of both. An `AdminClient` replaces the connection; functions that have no address in the admin
 API raise NeedsServersError.
 """
 
