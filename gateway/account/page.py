@@ -8,14 +8,11 @@ from importlib.resources import files
 
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
-from gateway.http.static import HTML, StaticPage, assets_of
+from gateway.http.static import HTML, SHARED, StaticPage, assets_of
 from scheduler.errors import ErrorCode, RequestError
 
 STATIC = files("gateway").joinpath("static")
 OWN, DASHBOARD = STATIC.joinpath("account"), STATIC.joinpath("dashboard")
-SHARED = ("charts.js", "dashboard.css", "dialog.js", "format.js", "icon.svg", "uplot.css", "uplot.js")
-"""The files of the dashboard that the page loads."""
-
 ASSETS = assets_of(OWN) | {name: assets_of(DASHBOARD)[name] for name in SHARED}
 """The files of the page -> media type."""
 

@@ -11,14 +11,11 @@ from importlib.resources import files
 from aiohttp import web
 
 from gateway.admin_api.roles import ROLE_ACTIONS, Action, least_role
-from gateway.http.static import HTML, SCRIPTED_PAGE_HEADERS, assets_of, page_headers
+from gateway.http.static import HTML, SCRIPTED_PAGE_HEADERS, SHARED, assets_of, page_headers
 from scheduler.errors import ErrorCode, RequestError
 
 STATIC = files("gateway").joinpath("static")
 FILES = STATIC.joinpath("admin")
-SHARED = ("charts.js", "dashboard.css", "dialog.js", "format.js", "icon.svg", "uplot.css", "uplot.js")
-"""The files of the dashboard that the page loads."""
-
 ROLES_MARK = "<!-- roles -->"
 """Where the page gets the least role of each action, so that it offers what the role of the operator allows."""
 

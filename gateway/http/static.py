@@ -30,6 +30,9 @@ SCRIPTED_PAGE_HEADERS: Headers = [
 
 STYLE = files("gateway").joinpath("static", "page.css").read_text("utf-8")
 
+SHARED = ("charts.js", "daily.js", "dashboard.css", "dialog.js", "format.js", "icon.svg", "uplot.css", "uplot.js")
+"""The files of the dashboard that the pages of customers and admins load, too."""
+
 
 def assets_of(folder: Traversable) -> dict[str, str]:
     """The files in a folder that pages load -> media type."""

@@ -15,7 +15,7 @@ const Tiers = (() => {
     const path = `/tiers/${encodeURIComponent(query.name)}`;
     const tier = await Api.get(path);
     const change = () => Forms.edit({
-      title: `Change tier ${tier.name}`, path, schema: "TierChanges", lines: [[`It changes the limits of ${tier.customers} customers that have no own value. An empty field is null.`, "soft"]],
+      title: `Change tier ${tier.name}`, path, schema: "TierChanges", lines: [[`Customers without a value of their own get it; the tier has ${tier.customers}. An empty field is null.`, "soft"]],
       done: () => {
         refresh();
         return `Tier ${tier.name} is changed.`;

@@ -3,15 +3,11 @@
 
 const Usage = (() => {
   const { element, table, count } = Format;
-  const DAY_MS = 86400000;
+  const { cost } = Daily;
   const MOST_SERIES = 4;
-  const RANGES = [["7", "7 days"], ["30", "30 days"], ["90", "90 days"]];
   const FIGURES = [["cost_usd", "Cost in USD"], ["requests", "Requests"], ["tokens", "Tokens"], ["gpu_s", "GPU seconds"]];
   let chosen = { days: "30", figure: "requests" };
   let plot = null;
-
-  const dayOf = (ms) => new Date(ms).toISOString().slice(0, 10);
-  const cost = (value) => (value === null ? "no price" : value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: value < 1 ? 4 : 2 }));
 
   // Sums of lines by the value of a field. The cost is null without any price.
   function sums(lines, field) {
@@ -35,43 +31,21 @@ const Usage = (() => {
   function draw(place, lines, days, figure) {
     plot?.destroy();
     plot = null;
-    if (typeof uPlot === "undefined" || !place.clientWidth) return;
     const most = [...sums(lines, "model")].sort(([, a], [, b]) => (b[figure] ?? 0) - (a[figure] ?? 0)).map(([name]) => name);
     const named = most.length > MOST_SERIES + 1 ? most.slice(0, MOST_SERIES) : most;
     const groups = named.length < most.length ? [...named, "others"] : named;
-    const own = groups.map((group) => {
+    const parts = groups.map((group) => {
       const byDay = sums(lines.filter((each) => (named.includes(each.model) ? each.model : "others") === group), "day");
-      return days.map((day) => byDay.get(day)?.[figure] ?? 0);
+      return { label: group ?? "no model", values: days.map((day) => byDay.get(day)?.[figure] ?? 0) };
     });
-    const sumsUpTo = own.map((_, at) => days.map((_day, n) => own.slice(0, at + 1).reduce((sum, each) => sum + each[n], 0)));
-    const series = groups.map((label, at) => ({
-      label: label ?? "no model", fill: Charts.colour(`--tier-${at}`), stroke: Charts.colour(`--tier-${at}`), width: 0, points: { show: false },
-      paths: uPlot.paths.bars({ size: [0.7, 40] }), value: (_, __, ___, n) => (n === null ? "–" : Charts.compact(own[at][n])),
-    }));
-    const axis = { stroke: Charts.colour("--soft"), grid: { stroke: Charts.colour("--line"), width: 1 }, ticks: { stroke: Charts.colour("--line") } };
-    const options = {
-      width: place.clientWidth, height: place.clientHeight, tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "UTC"),
-      series: [{ label: "day", value: "{YYYY}-{MM}-{DD}" }, ...series.reverse()],
-      axes: [{ ...axis, size: 32, values: "{MM}-{DD}", incrs: [1, 2, 3, 7, 14, 30].map((n) => n * 86400) },
-        { ...axis, size: 56, values: (_, ticks) => ticks.map(Charts.compact) }],
-      scales: { x: { range: (_, low, high) => [low - 43200, high + 43200] }, y: { range: (_, __, high) => [0, Math.max(high * 1.1, 1)] } },
-      cursor: { drag: { x: false, y: false } },
-      legend: { live: true },
-    };
-    // The highest sum is drawn first, the others before it.
-    plot = new uPlot(options, [days.map((day) => Date.parse(day) / 1000), ...sumsUpTo.reverse()], place);
-    requestAnimationFrame(() => {
-      if (!plot) return;
-      Charts.fit(plot, place);
-      plot.setLegend({ idx: days.length - 1 });
-    });
+    plot = Daily.chart(place, days, parts);
   }
 
   // The section of a customer; `customer`: its id.
   function section(customer) {
     const node = element("div");
     const line = element("p", undefined, "actions");
-    const days = Parts.select(RANGES, chosen.days, "Time of the usage");
+    const days = Parts.select(Daily.RANGES, chosen.days, "Time of the usage");
     const figure = Parts.select(FIGURES, chosen.figure, "Figure of the chart");
     const place = element("div", undefined, "chart");
     const tables = element("div");
@@ -89,8 +63,7 @@ const Usage = (() => {
     }
 
     async function load() {
-      const now = Date.now();
-      all = Array.from({ length: Number(days.value) }, (_, n) => dayOf(now - (Number(days.value) - 1 - n) * DAY_MS));
+      all = Daily.last(Number(days.value));
       try {
         lines = await Api.all("/usage", { customer, from: all[0], to: all.at(-1) });
         fault.textContent = lines.length ? "By the audit, in days of UTC." : "No accepted requests in this time.";
