@@ -149,7 +149,9 @@ def _of_customers(rows: CatalogRows, deployment: Deployment) -> Iterator[Finding
         elif customer["alert_url"] and (
             problem := deployment.alert_problem(customer["alert_url"], customer["callback_hosts"])
         ):
-            yield Finding("alerts", "customers", customer["id"], f"Alerts of {name} are not sent to it.", problem)
+            yield Finding(
+                "alerts", "customers", customer["id"], f"Alerts of {name} are not sent to its alert_url.", problem
+            )
         if spread == 1:
             continue
         usable = usable_spread(tuple(_limit(customer, tiers, column.name) for column in LIMIT_COLUMNS), spread)
