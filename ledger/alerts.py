@@ -11,7 +11,7 @@ import msgspec
 
 from ledger.catalog.webhook_secret import WebhookSecrets
 from ledger.postgres import Connection, statement
-from ratelimit.quotas import quota_name
+from ratelimit.quotas import key_of, quota_name, without_key
 
 CUSTOMER, INSTALLATION = "customer", "installation"
 """Where alerts are sent: to the URL of the customer, and to that of the installation."""
@@ -56,9 +56,12 @@ class ClaimedAlert(NamedTuple):
 
 
 class CustomerAlert(msgspec.Struct, frozen=True):
-    """An alert as its customer sees it. `quota`: the period, and its unit if that is not requests, such as month-usd."""
+    """An alert as its customer sees it. `quota`: the period, and its unit if that is not requests, such as month-usd; `key_id`: the
+    API key whose quota it is, null: the customer's.
+    """
 
     quota: str
+    key_id: str | None
     share: float
     reached_at: datetime
     period_end: datetime
@@ -86,4 +89,4 @@ async def record_alert_attempt(
 async def customer_alerts(connection: Connection, customer_id: str) -> list[CustomerAlert]:
     """The alerts of a customer in the present periods of its quotas, by quota and share."""
     rows = await connection.fetch(statement("customer_alerts"), customer_id)
-    return [CustomerAlert(quota_name(quota), *others) for quota, *others in rows]
+    return [CustomerAlert(quota_name(without_key(quota)), key_of(quota) or None, *others) for quota, *others in rows]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ledger.admin.transaction import as_actor
 from ledger.catalog.api_key import NewKey
+from ledger.catalog.quotas import BadCatalogRow, name_of, parse_quota
 from ledger.catalog.snapshot import Identity, allowed_models
 from ledger.postgres import Connection, statement
 from scheduler.errors import TierlaneError
@@ -49,6 +50,7 @@ class OwnKey(NamedTuple):
     requests_per_second: float | None
     burst: float | None
     models: list[str] | None
+    quotas: list[str] | None
 
 
 class KeyTerms(NamedTuple):
@@ -59,6 +61,7 @@ class KeyTerms(NamedTuple):
     burst: float | None = None
     weight: float | None = None
     expires_at: datetime | None = None
+    quotas: Sequence[str] | None = None
 
 
 def narrowed(caller: KeyTerms, of_customer: Sequence[str] | None, wanted: KeyTerms, now: datetime) -> KeyTerms:
@@ -89,7 +92,24 @@ def narrowed(caller: KeyTerms, of_customer: Sequence[str] | None, wanted: KeyTer
         end = f"{caller.expires_at:%Y-%m-%d %H:%M:%S} UTC"
         raise KeyRejected(f"`expires_at` must not be after the end of this key, {end}.", "expires_at")
     models = caller.models if wanted.models is None else wanted.models
-    return KeyTerms(models, rate, burst, caller.weight, expires_at)
+    return KeyTerms(models, rate, burst, caller.weight, expires_at, _narrowed_quotas(caller.quotas, wanted.quotas))
+
+
+def _narrowed_quotas(of_caller: Sequence[str] | None, wanted: Sequence[str] | None) -> Sequence[str] | None:
+    """The quotas of a new key: those of the calling key, which both use up together, else those that are wanted."""
+    if of_caller and wanted is not None:
+        raise KeyRejected("`quotas` cannot be set: the new key shares the quotas of this key.", "quotas")
+    names = set[str]()
+    for text in wanted or ():
+        try:
+            name = name_of(parse_quota(None, "any", text))
+        except BadCatalogRow:
+            form = "an amount and a period, such as 10000/day or 100 usd/month"
+            raise KeyRejected(f"`quotas` has a text that is not {form}.", "quotas") from None
+        if name in names:
+            raise KeyRejected("`quotas` has two quotas of the same period and unit.", "quotas")
+        names.add(name)
+    return of_caller or wanted
 
 
 async def create_own_key(connection: Connection, caller: Identity, key: NewKey, name: str, wanted: KeyTerms) -> OwnKey:
@@ -110,7 +130,8 @@ async def create_own_key(connection: Connection, caller: Identity, key: NewKey, 
                 statement("insert_key"),
                 *(key.id, caller.customer_id, name, key.secret_hash, terms.expires_at),
                 *(terms.requests_per_second, terms.burst, terms.weight),
-                None if terms.models is None else list(terms.models),
+                *(None if names is None else list(names) for names in (terms.models, terms.quotas)),
+                row["quota_key"] if own.quotas else None,
             )
         (created,) = await _keys(connection, caller.customer_id, key.id)
     return created

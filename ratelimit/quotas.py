@@ -1,7 +1,8 @@
 """Units of quotas: requests, and the metered units, whose use is known only when a request ends: GPU time, tokens, money.
 
-The name of a quota is its period, such as `1day`, and for a metered unit also its mark: `1day:gpu`. Amounts are whole
-numbers of the smallest part of a unit, so that sums of doubles in Lua are exact. Pure.
+The name of a quota is its period, such as `1day`, for a metered unit also its mark: `1day:gpu`, and for a quota of an API key
+the id of the key: `1day@key`, `1day:gpu@key`. Amounts are whole numbers of the smallest part of a unit, so that sums of doubles
+in Lua are exact. Pure.
 """
 
 from typing import NamedTuple
@@ -64,14 +65,29 @@ class Meter(NamedTuple):
         return round(self.gpu_us * self.usd_per_gpu_s * 1e3 + tokens * self.usd_per_1000_tokens * 1e6)
 
 
+def of_key(name: str, key_id: str) -> str:
+    """The name of the same quota of an API key."""
+    return f"{name}@{key_id}"
+
+
+def key_of(name: str) -> str:
+    """The id of the API key whose quota it is; "" for a quota of a customer."""
+    return name.partition("@")[2]
+
+
+def without_key(name: str) -> str:
+    """The name of the same quota of a customer."""
+    return name.partition("@")[0]
+
+
 def period_of(name: str) -> str:
     """The period of a quota: `1day`."""
-    return name.partition(":")[0]
+    return without_key(name).partition(":")[0]
 
 
 def unit_of(name: str) -> QuotaUnit:
     """The unit that a quota counts; for one of a newer version, its mark."""
-    mark = name.partition(":")[2]
+    mark = without_key(name).partition(":")[2]
     return _BY_MARK.get(mark) or QuotaUnit(mark, mark)
 
 
@@ -80,11 +96,12 @@ def is_metered(name: str) -> bool:
 
 
 def quota_name(name: str) -> str:
-    """The name of its policy in headers: `1day` is day, `2month:usd` is 2months-usd."""
-    period, _, mark = name.partition(":")
+    """The name of its policy in headers: `1day` is day, `2month:usd` is 2months-usd, `1day@...` is key-day."""
+    whole, _, key_id = name.partition("@")
+    period, _, mark = whole.partition(":")
     every, unit = period_parts(period)
     words = unit if every == 1 else f"{every}{unit}s"
-    return f"{words}-{mark}" if mark else words
+    return f"{'key-' if key_id else ''}{words}{f'-{mark}' if mark else ''}"
 
 
 def period_parts(period: str) -> tuple[int, str]:
@@ -109,4 +126,5 @@ def quota_words(name: str, amount: float) -> str:
 def quota_title(name: str) -> str:
     """Its name in lists of limits: `quota per day`, `quota of gpu-s per day`."""
     unit = f"quota of {unit_of(name).word}" if is_metered(name) else "quota"
+    unit = f"key's {unit}" if key_of(name) else unit
     return f"{unit} per {quota_name(period_of(name))}"

@@ -16,6 +16,7 @@ from ledger.keys import KeyTerms, OwnKey
 
 KEY_PAGE, MAX_KEY_PAGE = 20, 100
 MAX_MODELS = 100
+MAX_QUOTAS = 10
 MAX_TIME = 32_503_680_000  # The year 3000.
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]
@@ -23,20 +24,26 @@ Burst = Annotated[float, msgspec.Meta(ge=1, le=10_000_000)]
 Time = Annotated[int, msgspec.Meta(gt=0, le=MAX_TIME)]
 KeyName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=PRINTABLE)]
 Models = Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_MODELS)]
+Quotas = Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_QUOTAS)]
 
 
 class KeyBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The body of `POST /v1/keys`. What is absent or null is as of the calling key. `expires_at`: Unix seconds."""
+    """The body of `POST /v1/keys`. What is absent or null is as of the calling key. `expires_at`: Unix seconds. `quotas`: such as
+    `100 usd/month`; not if the calling key has quotas, which the new key then shares.
+    """
 
     name: KeyName
     models: Models | None = None
     requests_per_second: Rate | None = None
     burst: Burst | None = None
     expires_at: Time | None = None
+    quotas: Quotas | None = None
 
 
 class KeyItem(msgspec.Struct, kw_only=True, gc=False):
-    """A key, without its secret. Times are Unix seconds; null: never, or no own limit. `models`: null for those of the customer."""
+    """A key, without its secret. Times are Unix seconds; null: never, or no own limit. `models`: null for those of the customer.
+    `quotas`: beside those of the customer; null: none.
+    """
 
     id: str
     name: str
@@ -48,6 +55,7 @@ class KeyItem(msgspec.Struct, kw_only=True, gc=False):
     requests_per_second: float | None
     burst: float | None
     models: list[str] | None
+    quotas: list[str] | None
     object: Literal["key"] = "key"
 
 
@@ -69,7 +77,7 @@ def read_new_key(raw: bytes, identity: Identity, served: Collection[str]) -> tup
             raise model_not_found("models", served, identity.models)
     models = None if body.models is None else list(dict.fromkeys(body.models))
     expires_at = None if body.expires_at is None else datetime.fromtimestamp(body.expires_at, UTC)
-    return body.name, KeyTerms(models, body.requests_per_second, body.burst, None, expires_at)
+    return body.name, KeyTerms(models, body.requests_per_second, body.burst, None, expires_at, body.quotas)
 
 
 def key_item(row: OwnKey) -> KeyItem:
@@ -86,6 +94,7 @@ def key_item(row: OwnKey) -> KeyItem:
         requests_per_second=row.requests_per_second,
         burst=row.burst,
         models=row.models,
+        quotas=row.quotas,
     )
 
 

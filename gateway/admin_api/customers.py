@@ -307,7 +307,7 @@ ROUTES = [
     change_route(
         "PATCH",
         "/keys/{id}",
-        "Change the name, the expiry, the limits or the models of an API key",
+        "Change the name, the expiry, the limits, quotas or models of an API key",
         patch_key,
         body=KeyChanges,
         example={"expires_at": "2027-01-01T00:00:00Z"},

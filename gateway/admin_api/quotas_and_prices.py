@@ -35,7 +35,7 @@ MOST_ID = 2**63 - 1
 QuotaInList = row_type("QuotaInList", quotas, [("customer", str | None)])
 QuotaRow = row_type("QuotaRow", quotas)
 PriceRow = row_type("PriceRow", prices, [("state", str)])
-AlertRow = row_type("QuotaAlert", quota_alerts, [("customer", str), ("unit", str)])
+AlertRow = row_type("QuotaAlert", quota_alerts, [("customer", str), ("unit", str), ("key_id", str | None)])
 NewQuota = body_type(
     "NewQuota",
     settable(quotas),

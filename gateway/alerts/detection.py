@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from gateway.limits.quota_uses import QuotaUse
 from ledger.alerts import NewAlert
+from ledger.catalog.quotas import Held
 from ledger.catalog.snapshot import Customer
 from ratelimit.alerts import USUAL_SHARES, event_id, has_alerts, reached
 from ratelimit.periods import window_ending, window_start
-from ratelimit.quotas import is_metered
+from ratelimit.quotas import is_metered, key_of
 from scheduler.bounded_dict import BoundedDict
 from scheduler.protocol.limits import QuotaSpent
 
@@ -31,9 +32,9 @@ READS_AT_ONCE = 16
 
 
 class _Unread(NamedTuple):
-    """A customer whose use has to be read from the audit, at monotonic times."""
+    """Quotas whose use has to be read from the audit, at monotonic times."""
 
-    names: frozenset[str]
+    quotas: Held
     next_read: float
     until: float
 
@@ -43,7 +44,9 @@ class AlertDetection:
 
     def __init__(self) -> None:
         self._known: BoundedDict[str, None] = BoundedDict(MAX_KNOWN)
-        self._unread: BoundedDict[str, _Unread] = BoundedDict(MAX_CUSTOMERS)
+        self._unread: BoundedDict[tuple[str, str], _Unread] = BoundedDict(
+            MAX_CUSTOMERS
+        )  # By customer and, of quotas of keys, key.
 
     def stored(self, ids: Iterable[str]) -> None:
         """These alerts are in PostgreSQL."""
@@ -55,7 +58,7 @@ class AlertDetection:
     ) -> Iterator[NewAlert]:
         """The shares that a customer has reached by what admission reported. `wall`: about the time of that, in UTC."""
         shares, zone = dict(customer.alert_shares), use.limits.zone
-        unread = set[str]()
+        unread = list[tuple[str, int]]()
         for (name, amount), (left, reset_ms) in zip(use.limits.quotas, use.left.quotas, strict=False):
             wanted = shares.get(name, USUAL_SHARES)
             if not wanted or not has_alerts(name):
@@ -68,21 +71,25 @@ class AlertDetection:
             elif name in use.spent and customer.spread == 1:
                 yield from self._new(customer, (name, period, zone), wanted, amount=amount, used=used, pending=pending)
             elif used >= NEAR * min(self._open(customer.id, name, period, wanted), default=2.0) * amount:
-                unread.add(name)
-        if unread:
-            known = self._unread.get(customer.id)
+                unread.append((name, amount))
+        for key_id in {key_of(name) for name, _ in unread}:
+            owner = customer.id, key_id
+            known = self._unread.get(owner)
             next_read = now if known is None else known.next_read
-            self._unread[customer.id] = _Unread(frozenset(unread), next_read, now + READ_FOR_S)
+            quotas = tuple(quota for quota in unread if key_of(quota[0]) == key_id)
+            self._unread[owner] = _Unread(quotas, next_read, now + READ_FOR_S)
 
-    def to_read(self, now: float) -> dict[str, frozenset[str]]:
-        """Customers whose use has to be read from the audit now, and the names of the quotas."""
-        for customer_id, unread in list(self._unread.items()):
+    def to_read(self, now: float) -> dict[str, Held]:
+        """Customers whose use has to be read from the audit now, and the quotas."""
+        for owner, unread in list(self._unread.items()):
             if now > unread.until:
-                del self._unread[customer_id]
+                del self._unread[owner]
         due = [item for item in self._unread.items() if item[1].next_read <= now][:READS_AT_ONCE]
-        for customer_id, unread in due:
-            self._unread[customer_id] = unread._replace(next_read=now + READ_EVERY_S)
-        return {customer_id: unread.names for customer_id, unread in due}
+        found: dict[str, Held] = {}
+        for owner, unread in due:
+            self._unread[owner] = unread._replace(next_read=now + READ_EVERY_S)
+            found[owner[0]] = (*found.get(owner[0], ()), *unread.quotas)
+        return found
 
     def from_audit(
         self, customers: Mapping[str, Customer], spent: Iterable[QuotaSpent], pending: Mapping[str, str]

@@ -5,13 +5,15 @@ from datetime import datetime
 import msgspec
 
 from ledger.alerts import ClaimedAlert
-from ratelimit.quotas import period_of, quota_name, shown_amount, unit_of
+from ratelimit.quotas import key_of, period_of, quota_name, shown_amount, unit_of
 
 EVENT = "quota.share_reached"
 
 
 class AlertData(msgspec.Struct, gc=False):
-    """What was reached: `used` of `amount` in `unit` (requests, gpu-s, tokens or usd), `share` 0..1 of a quota of one `period`."""
+    """What was reached: `used` of `amount` in `unit` (requests, gpu-s, tokens or usd), `share` 0..1 of a quota of one `period`.
+    `key_id`: the API key whose quota it is; null: the customer's.
+    """
 
     customer: str
     customer_id: str
@@ -22,6 +24,7 @@ class AlertData(msgspec.Struct, gc=False):
     share: float
     period_start: datetime
     period_end: datetime
+    key_id: str | None
 
 
 class AlertBody(msgspec.Struct, gc=False):
@@ -46,5 +49,6 @@ def alert_body(alert: ClaimedAlert) -> AlertBody:
             alert.share,
             alert.period_start,
             alert.period_end,
+            key_of(alert.quota) or None,
         ),
     )

@@ -100,7 +100,12 @@ class QuotaAlerts:
 
     async def _with_quotas(self, step: Callable[[JobSession, JobConfig, Snapshot], Awaitable[None]]) -> None:
         snapshot = self._catalog.snapshot
-        if self._jobs is None or self._session is None or snapshot is None or not snapshot.quotas:
+        if (
+            self._jobs is None
+            or self._session is None
+            or snapshot is None
+            or not (snapshot.quotas or snapshot.has_key_quotas)
+        ):
             return
         with LoggedFaults("alerts of quotas failed"), contextlib.suppress(TierlaneError, *AWAY):
             await step(self._session, self._jobs, snapshot)
@@ -108,8 +113,8 @@ class QuotaAlerts:
     async def _store(self, session: JobSession, jobs: JobConfig, snapshot: Snapshot) -> None:
         """Store the alerts that are new. Raises TierlaneError; then they are stored later."""
         now, wall = time.monotonic(), datetime.now(UTC)
-        for customer_id, use in self._uses.take().items():
-            customer = snapshot.customers.get(customer_id)
+        for use in self._uses.take():
+            customer = snapshot.customers.get(use.customer_id)
             if customer is not None:
                 pending = _destinations(jobs, customer)
                 for alert in self._detection.from_admission(customer, use, now, wall, pending):
@@ -130,10 +135,9 @@ class QuotaAlerts:
     async def _read_audit(self, _: JobSession, jobs: JobConfig, snapshot: Snapshot) -> None:
         """Look for shares that were reached in the audit; they are stored next. Raises what asyncpg raises."""
         customers: dict[str, Customer] = {}
-        for customer_id, names in self._detection.to_read(time.monotonic()).items():
+        for customer_id, quotas in self._detection.to_read(time.monotonic()).items():
             customer = snapshot.customers.get(customer_id)
             if customer is not None:
-                quotas = tuple(quota for quota in customer.quotas if quota[0] in names)
                 customers[customer_id] = replace(customer, quotas=quotas)
         if not customers:
             return
@@ -144,7 +148,9 @@ class QuotaAlerts:
             statement_timeout_ms=READ_TIMEOUT_MS,
         )
         async with closing(connection):
-            some = replace(snapshot, customers=customers)
+            some = replace(
+                snapshot, customers=customers, has_key_quotas=False
+            )  # They are among those of the customers.
             spent = await quota_spent(connection, some, timeout_ms=READ_TIMEOUT_MS)
         pending = {customer_id: _destinations(jobs, customer) for customer_id, customer in customers.items()}
         for alert in self._detection.from_audit(customers, spent, pending):

@@ -15,15 +15,18 @@ from ratelimit.limits import (
     RemainingLimits,
     effective,
 )
-from ratelimit.quotas import period_of, quota_name, shown_amount, unit_of
+from ratelimit.quotas import key_of, period_of, quota_name, shown_amount, unit_of
 
 _COLUMN_TYPES: dict[str, type] = {"double": float, "integer": int, "bigint": int}
 
 
 class QuotaLeft(TypedDict):
-    """One quota; null for what is not known yet. `unit`: requests, gpu-s, tokens or usd. `reset_ms` is the time until its window ends."""
+    """One quota; null for what is not known yet. `unit`: requests, gpu-s, tokens or usd. `reset_ms` is the time until its window ends.
+    `key_id`: the API key whose quota it is, of several that share it the first one; null: the customer's.
+    """
 
     quota: str
+    key_id: str | None
     unit: str
     amount: float
     remaining: float | None
@@ -127,6 +130,7 @@ def remaining_document(limits: EffectiveLimits, left: RemainingLimits) -> Remain
     document["quotas"] = [
         {
             "quota": quota_name(period_of(name)),
+            "key_id": key_of(name) or None,
             "unit": unit_of(name).word,
             "amount": shown_amount(name, amount),
             "remaining": None if spare is None else shown_amount(name, spare),

@@ -3,7 +3,7 @@
 from gateway.http.errors import RejectionError
 from ratelimit.capacity import MOST_MS, retry_after_ms
 from ratelimit.limits import CONCURRENCY, OWN_OUTCOMES, REDUCED_OUTCOMES, REQUESTS, EffectiveLimits
-from ratelimit.quotas import is_metered, quota_name, quota_words
+from ratelimit.quotas import is_metered, key_of, quota_name, quota_words
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Verdict
 from scheduler.states import Admission
@@ -110,7 +110,8 @@ def _words(verdict: Verdict, limits: EffectiveLimits) -> str:
         has_some = any(is_metered(name) or left.get(name, 0) >= 1 for name, _ in named)
         state = "has too little left for this request" if has_some else "is used up"
         words = " and ".join(quota_words(*quota) for quota in named)
-        return f"The quota of this account, {words}, {state}; it resets in {_span(verdict.retry_after_ms)}."
+        owners = {"API key" if key_of(name) else "account" for name, _ in named}
+        return f"The quota of this {' and '.join(sorted(owners))}, {words}, {state}; it resets in {_span(verdict.retry_after_ms)}."
     return "The rate limit of this API key is reached."  # Its limit was removed while the request waited.
 
 

@@ -9,7 +9,17 @@ from ledger.catalog.webhook_secret import WebhookSecrets
 NOT_SET = {
     "tiers": {"name"},
     "customers": {"id", "name", "status", "created_at", *WebhookSecrets._fields},
-    "api_keys": {"id", "customer_id", "name", "secret_hash", "created_at", "expires_at", "revoked_at", "last_used_at"},
+    "api_keys": {
+        "id",
+        "customer_id",
+        "name",
+        "secret_hash",
+        "created_at",
+        "expires_at",
+        "revoked_at",
+        "last_used_at",
+        "quota_key",
+    },
     "quotas": {"id", "customer_id", "tier", "quota"},
     "models": {"name", "gpu_timeout_ms"},
     "prices": {"model", "valid_from"},

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import select
 
 from ledger.admin.changes import Change, Row, add, alter, fetch, find, remove, transaction_time
+from ledger.admin.columns import settable
 from ledger.admin.errors import QUOTA_FORMS, BadValue, ChangeRejected
 from ledger.admin.rows import check_models, check_tier, find_customer
 from ledger.catalog.api_key import NewKey, mint
@@ -77,12 +78,14 @@ async def create_key(
 ) -> tuple[NewKey, Change]:
     """Issue a key to a customer, by name or id, with a limit of `key_limit`."""
     owner = await find_customer(connection, customer)
+    _check_key_quotas(limit)
     await check_models(connection, limit.get("models"), owner)
     return await _issue(connection, owner, name, lifetime, limit)
 
 
 async def alter_key(connection: Connection, key_id: str, values: Row) -> Change:
-    """Change the limit, the weight or the models of a key."""
+    """Change the limit, the weight, the models or the quotas of a key."""
+    _check_key_quotas(values)
     old = await find(connection, api_keys, key_id)
     await check_models(connection, values.get("models"), await find(connection, customers, old["customer_id"]))
     return await alter(connection, api_keys, old, values)
@@ -91,7 +94,8 @@ async def alter_key(connection: Connection, key_id: str, values: Row) -> Change:
 async def rotate_key(
     connection: Connection, key_id: str, grace: timedelta, lifetime: timedelta | None
 ) -> tuple[NewKey, list[Change]]:
-    """Issue a second key with the same name, limit and models. The old one expires after `grace`, if not before.
+    """Issue a second key with the same name, limit, weight, models and quotas, which both keys use up together. The old one
+    expires after `grace`, if not before.
 
     Without `lifetime` the new key gets the lifetime of the old one.
     """
@@ -103,7 +107,9 @@ async def rotate_key(
             raise ChangeRejected(f"Key {old['id']} cannot be rotated: it is {how} since {since}; create a new one.")
     meant = old["expires_at"] and old["expires_at"] - old["created_at"]
     owner = await find(connection, customers, old["customer_id"])
-    limit = {name: old[name] for name in ("requests_per_second", "burst", "models")}
+    limit = {column.name: old[column.name] for column in settable(api_keys)}
+    if old["quotas"]:
+        limit["quota_key"] = old["quota_key"] or old["id"]
     new, issued = await _issue(connection, owner, old["name"], lifetime or meant, limit)
     end = min(now + grace, old["expires_at"] or datetime.max.replace(tzinfo=now.tzinfo))
     return new, [issued, await alter(connection, api_keys, old, {"expires_at": end})]
@@ -115,6 +121,21 @@ async def revoke_key(connection: Connection, key_id: str) -> Change:
     return await alter(
         connection, api_keys, old, {"revoked_at": old["revoked_at"] or await transaction_time(connection)}
     )
+
+
+def _check_key_quotas(values: Row) -> None:
+    """Raises BadValue for quotas of a key that are invalid, or two of one period and unit."""
+    names: dict[str, str] = {}
+    for text in values.get("quotas") or ():
+        try:
+            name = name_of(parse_quota(None, "any", text))
+        except BadCatalogRow:
+            raise BadValue(
+                f"quotas must be amounts and periods, not {text!r} (such as {QUOTA_FORMS}).", "quotas"
+            ) from None
+        if name in names:
+            raise BadValue(f"quotas: {names[name]} and {text} are for the same period and unit.", "quotas")
+        names[name] = text
 
 
 async def _issue(

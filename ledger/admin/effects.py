@@ -205,6 +205,16 @@ def _of_quotas(rows: CatalogRows) -> Iterator[Finding]:
         parsed.append((row, name, quota.amount))
         entry = quota.amount, row["quota"], row["id"]
         least[owner, name] = min(entry, least.get((owner, name), entry))
+    for key in rows.keys:
+        for text in key["quotas"] or () if not priced else ():
+            if unit_of(name_of(parse_quota(None, "any", text))).mark == "usd":
+                yield Finding(
+                    MONEY,
+                    "api_keys",
+                    key["id"],
+                    f"Quota {text} of key {key['id']} counts nothing: no enabled model has a price.",
+                    "Set one: `tierlane price set MODEL --usd-per-gpu-s`.",
+                )
     for row, name, amount in parsed:
         whose = f"tier {row['tier']}" if row["tier"] else row["customer"]
         if unit_of(name).mark == "usd" and not priced:

@@ -33,7 +33,7 @@ from ledger.catalog.snapshot import CellRow
 from ledger.postgres import Connection, statement
 from ledger.schema.audit import quota_alerts
 from ledger.schema.catalog import api_keys, cells, config_changes, cordons, customers, models, prices, quotas, tiers
-from ratelimit.quotas import period_of, quota_name, shown_amount, unit_of
+from ratelimit.quotas import key_of, period_of, quota_name, shown_amount, unit_of
 from scheduler.cells.places import cells_of, login_options
 from scheduler.redis_client.keys import DEFAULT_CELL, place_name
 
@@ -145,13 +145,14 @@ def shown_alert(row: Row) -> Row:
     """An alert for users: the name of its quota's period, and amounts in its unit."""
     name = row["quota"]
     amounts = {column: shown_amount(name, row[column]) for column in ("amount", "used")}
-    return row | amounts | {"quota": quota_name(period_of(name)), "unit": unit_of(name).word}
+    words = {"quota": quota_name(period_of(name)), "unit": unit_of(name).word, "key_id": key_of(name) or None}
+    return row | amounts | words
 
 
 async def rows_to_judge(connection: Connection, customer_ids: Collection[UUID] | None = None) -> CatalogRows:
     """The rows for `rows_without_effect`: of these customers, and quotas in money of any, or of all customers with own settings."""
     if customer_ids is None:
-        limited = api_keys.c.requests_per_second.is_not(None)
+        limited = or_(api_keys.c.requests_per_second.is_not(None), api_keys.c.quotas.is_not(None))
         condition = or_(
             customers.c.callback_hosts != "",
             customers.c.alert_url.is_not(None),

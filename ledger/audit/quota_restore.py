@@ -19,7 +19,7 @@ from ledger.audit.queries import with_statement_timeout
 from ledger.catalog.snapshot import Snapshot
 from ledger.postgres import AWAY, Connection, closing, connect, reason, statement
 from ratelimit.periods import window_number, window_start
-from ratelimit.quotas import unit_of
+from ratelimit.quotas import key_of, of_key, unit_of, without_key
 from scheduler.errors import CHARGED_FAILURES, ErrorCode, RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.limits import QuotaRestore, QuotaSpent
@@ -42,15 +42,19 @@ async def quota_spent(
     now: datetime | None = None,
     timeout_ms: int = STATEMENT_TIMEOUT_MS,
 ) -> list[QuotaSpent]:
-    """What customers have spent of their quotas in all pools, without zeros, each in the smallest parts of its unit.
+    """What customers and keys have spent of their quotas in all pools, without zeros, each in the smallest parts of its unit.
 
     `now` selects the windows (None: PostgreSQL's time). A request counts in the window in which its id was created.
     `timeout_ms` applies to each statement. Raises what asyncpg raises.
     """
-    customers: dict[tuple[str, str], list[str]] = defaultdict(list)
+    owners: dict[tuple[str, str, bool], list[tuple[str, str]]] = defaultdict(
+        list
+    )  # By quota: the customer, and the key or "".
+    of_keys = snapshot.quotas_of_keys()
     for customer in snapshot.customers.values():
-        for name, _ in customer.quotas:
-            customers[name, customer.zone].append(customer.id)
+        for name in (*dict(customer.quotas), *of_keys.get(customer.id, ())):
+            key_id = key_of(name)
+            owners[without_key(name), customer.zone, bool(key_id)].append((customer.id, key_id))
     spent: list[QuotaSpent] = []
     queries = {
         "": statement("quota_spent"),
@@ -60,15 +64,21 @@ async def quota_spent(
     }
     async with with_statement_timeout(connection, timeout_ms):
         moment: datetime = await connection.fetchval(statement("clock_timestamp")) if now is None else now
-        for (name, zone), ids in customers.items():
+        for (name, zone, is_of_keys), ids in owners.items():
             number = window_number(name, moment, zone)
             start, end = window_start(name, number, zone), window_start(name, number + 1, zone)
             query = queries[unit_of(name).mark]
             window = number, int(start.timestamp() * 1000), int(end.timestamp() * 1000)
             for first in range(0, len(ids), CUSTOMERS_PER_STATEMENT):
                 some = ids[first : first + CUSTOMERS_PER_STATEMENT]
-                rows = await connection.fetch(query, start, end, some, list(CHARGED_CODES))
-                spent += [QuotaSpent(customer_id, name, *window, units) for customer_id, units in rows if units]
+                customers = list({customer_id for customer_id, _ in some})
+                keys = [key_id for _, key_id in some] if is_of_keys else None
+                rows = await connection.fetch(query, start, end, customers, list(CHARGED_CODES), keys)
+                spent += [
+                    QuotaSpent(customer_id, of_key(name, key_id) if key_id else name, *window, units)
+                    for customer_id, key_id, units in rows
+                    if units
+                ]
     return spent
 
 
@@ -108,7 +118,7 @@ class QuotaKeeper:
         if not await self._restore.wanted(left):
             return
         spent: list[QuotaSpent] = []
-        if snapshot.quotas:
+        if snapshot.quotas or snapshot.has_key_quotas:
             # Without customers of several cells: the audit has the sum of all cells, with which the allotter compares.
             single = {name: each for name, each in snapshot.customers.items() if each.spread == 1}
             connection = await connect(

@@ -12,7 +12,7 @@ from functools import cache
 from math import inf, isfinite
 from typing import Any, NamedTuple, TypeVar
 
-from ledger.catalog.quotas import AlertShares, BadCatalogRow, Held, QuotaBook
+from ledger.catalog.quotas import AlertShares, BadCatalogRow, Held, QuotaBook, key_quotas
 from ledger.catalog.snapshot import (
     CellRow,
     Customer,
@@ -123,7 +123,7 @@ def customers_from(
 
 def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterator[tuple[str, Key]]:
     """The keys by id. A generator, as `customers_from`. Raises BadCatalogRow."""
-    for key_id, customer_id, secret_hash, expires_at, revoked, rate, burst, weight, models in rows:
+    for key_id, customer_id, secret_hash, expires_at, revoked, rate, burst, weight, models, own, owner in rows:
         customer = customers.get(customer_id)
         if customer is None or len(secret_hash) != 32:
             raise BadCatalogRow(f"api_keys row {key_id!r} has no customer or no SHA-256.")
@@ -139,7 +139,7 @@ def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterato
             customer.cell,
             customer.models if models is None else allowed_models(models, customer.models),
             limits=customer.limits,
-            quotas=customer.quotas,
+            quotas=(*customer.quotas, *key_quotas(key_id, owner, own)) if own else customer.quotas,
             key_rate=rate or 0.0,
             key_burst=burst or 0.0,
             weight=customer.weight,
@@ -219,6 +219,8 @@ class SnapshotBuild:
         self._by_name = {tier.name: tier for tier in tiers}
         self._known_customers = {} if known is None else known.customers
         self._known_keys = {} if known is None else known.keys
+        self._known_has_key_quotas = known is not None and known.has_key_quotas
+        self._has_key_quotas = False
         self._book = QuotaBook()
         self._new_customers: dict[str, Customer] = {}
         self._new_keys: dict[str, Key] = {}
@@ -246,6 +248,8 @@ class SnapshotBuild:
             for key_id, key in keys_from(rows, self._customers):
                 known = self._known_keys.get(key_id)
                 self._new_keys[key_id] = known if known == key else key
+                if len(key.identity.quotas) > len(self._customers[key.identity.customer_id].quotas):
+                    self._has_key_quotas = True
 
     def merge_customers(self, changed: Collection[str]) -> None:
         """Combine the customers of `known`, without those of `changed`, with the added ones."""
@@ -253,6 +257,7 @@ class SnapshotBuild:
 
     def merge_keys(self, changed: Collection[str]) -> None:
         self._keys = _merged(self._known_keys, changed, self._new_keys)
+        self._has_key_quotas = self._has_key_quotas or self._known_has_key_quotas
 
     def finish(
         self,
@@ -264,7 +269,17 @@ class SnapshotBuild:
     ) -> Snapshot:
         """The snapshot; no rows may be added after this. `quotas`: all quotas, if not only the added ones."""
         all_quotas = tuple(self._book.quotas) if quotas is None else quotas
-        return Snapshot(version, self._tiers, self._customers, self._keys, models, all_quotas, cordoned, cells)
+        return Snapshot(
+            version,
+            self._tiers,
+            self._customers,
+            self._keys,
+            models,
+            all_quotas,
+            cordoned,
+            cells,
+            self._has_key_quotas,
+        )
 
 
 def _merged(known: Mapping[str, T], changed: Collection[str], added: Mapping[str, T]) -> Mapping[str, T]:

@@ -10,7 +10,7 @@ from decimal import Decimal
 from functools import lru_cache
 
 from ledger.catalog.snapshot import Quota
-from ratelimit.quotas import NOTATIONS, PERIOD_S
+from ratelimit.quotas import NOTATIONS, PERIOD_S, of_key
 from scheduler.errors import TierlaneError
 
 MOST_AMOUNT = 10**15 - 1  # As the table's CHECK; still exact in the doubles that Lua counts with.
@@ -71,6 +71,19 @@ def name_of(quota: Quota) -> str:
 
 def _term_of(quota: Quota) -> _Term:
     return quota.every * PERIOD_S[quota.unit], name_of(quota), quota.amount, quota.alert_shares
+
+
+def key_quotas(key_id: str, owner: str, texts: Iterable[str]) -> Held:
+    """The quotas of a key beside its customer's, which are counted under the key `owner`. Raises BadCatalogRow."""
+    found: dict[str, int] = {}
+    for text in texts:
+        try:
+            quota = parse_quota(None, "any", text)
+        except BadCatalogRow as error:
+            raise BadCatalogRow(f"api_keys row {key_id!r}: {error}") from None
+        name = of_key(name_of(quota), owner)
+        found[name] = min(quota.amount, found.get(name, quota.amount))
+    return tuple(found.items())
 
 
 class QuotaBook:

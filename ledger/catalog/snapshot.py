@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from ratelimit.limits import BaseLimits, Values
+from ratelimit.quotas import key_of
 
 
 class Tier(msgspec.Struct, frozen=True, gc=False):
@@ -163,7 +164,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Everything at one version; never changed, only replaced.
 
     `tiers` are in order of priority; keys, customers and models go by id or name; `quotas` are in no order. `cordoned` are
-    the ids of workers that are to claim nothing. `cells` are by name; the default cell may have no row.
+    the ids of workers that are to claim nothing. `cells` are by name; the default cell may have no row. `has_key_quotas`:
+    whether a key may have quotas of its own.
     """
 
     version: int
@@ -174,6 +176,18 @@ class Snapshot(msgspec.Struct, frozen=True):
     quotas: tuple[Quota, ...]
     cordoned: frozenset[str] = frozenset()
     cells: tuple[CellRow, ...] = ()
+    has_key_quotas: bool = False
+
+    def quotas_of_keys(self) -> dict[str, dict[str, int]]:
+        """The quotas of keys, name and amount, by the ids of their customers."""
+        found: dict[str, dict[str, int]] = {}
+        for key in self.keys.values() if self.has_key_quotas else ():
+            identity = key.identity
+            for name, amount in identity.quotas:
+                if key_of(name) and not key.revoked:
+                    of_customer = found.setdefault(identity.customer_id, {})
+                    of_customer[name] = max(amount, of_customer.get(name, 0))
+        return found
 
     def tier(self, name: str) -> Tier:
         """The tier of that name. Raises KeyError."""

@@ -30,11 +30,17 @@ MOST_OBJECTIVE_MS = 600_000
 _PART = r"(\.[0-9]{1,6})?"
 _BELOW_1 = r"0\.[0-9]{0,4}[1-9]0?"
 # The lengths keep the amounts below MOST_AMOUNT of ledger/catalog/quotas.py.
-QUOTA_PATTERN = (
-    "^([1-9][0-9]{0,14}|[1-9][0-9]{0,14} tokens|[1-9][0-9]{0,11} gpu-ms"
+_QUOTA = (
+    "([1-9][0-9]{0,14}|[1-9][0-9]{0,14} tokens|[1-9][0-9]{0,11} gpu-ms"
     f"|([1-9][0-9]{{0,8}}{_PART}|{_BELOW_1}) gpu-s|([1-9][0-9]{{0,4}}{_PART}|{_BELOW_1}) gpu-h"
     f"|([1-9][0-9]{{0,5}}{_PART}|{_BELOW_1}) usd)"
-    f" ?(/|per) ?([1-9][0-9]{{0,3}})? ?({'|'.join(PERIOD_S)})s?$"
+    f" ?(/|per) ?([1-9][0-9]{{0,3}})? ?({'|'.join(PERIOD_S)})s?"
+)
+QUOTA_PATTERN = f"^{_QUOTA}$"
+KEY_QUOTAS = (
+    "array_ndims(quotas) = 1 AND cardinality(quotas) <= 10 AND array_position(quotas, NULL) IS NULL"
+    " AND array_to_string(quotas, '') !~ ','"
+    f" AND array_to_string(quotas, ',') ~ '^{_QUOTA}(,{_QUOTA})*$'"
 )
 
 MODEL_NAME = "[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}"
@@ -219,7 +225,11 @@ api_keys = Table(
         null=True,
     ),
     column("models", ARRAY(Text), "Models that it may use, of those of its customer; null: all of these.", null=True),
+    column("quotas", ARRAY(Text), "Quotas beside its customer's, such as 100 usd/month; null: none.", null=True),
+    column("quota_key", Text, "Key with which its quotas are counted together; null: only itself.", null=True),
     matches("id", "^[a-z0-9]{12}$"),
+    matches("quota_key", "^[a-z0-9]{12}$"),
+    check("quotas", KEY_QUOTAS),
     check("name", "length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]'"),
     check("secret_hash", "octet_length(secret_hash) = 32"),
     check("expires_at", "expires_at > created_at"),

@@ -62,11 +62,11 @@ FROM customers WHERE id = ANY ($1::uuid[])
 -- name: catalog_keys
 -- Revoked keys are included, so that they get the same error as unknown keys while PostgreSQL is not available.
 SELECT id, customer_id::text, secret_hash, extract(epoch FROM expires_at)::double precision, revoked_at IS NOT NULL,
-       requests_per_second, burst, weight, models
+       requests_per_second, burst, weight, models, quotas, coalesce(quota_key, id)
 FROM api_keys
 
 -- name: catalog_keys_of
 -- $1: key ids. $2: customer ids; all keys of these are included. Columns as in catalog_keys.
 SELECT id, customer_id::text, secret_hash, extract(epoch FROM expires_at)::double precision, revoked_at IS NOT NULL,
-       requests_per_second, burst, weight, models
+       requests_per_second, burst, weight, models, quotas, coalesce(quota_key, id)
 FROM api_keys WHERE id = ANY ($1::text[]) OR customer_id = ANY ($2::uuid[])

@@ -10,7 +10,8 @@ SELECT manages_keys FROM customers WHERE id = $1 AND status = 'active' FOR NO KE
 
 -- name: key_rights
 -- $1: customer. $2: the calling key. $3: the new key.
-SELECT c.models AS customer_models, k.id, k.models, k.requests_per_second, k.burst, k.weight, k.expires_at,
+SELECT c.models AS customer_models, k.id, k.models, k.requests_per_second, k.burst, k.weight, k.expires_at, k.quotas,
+       coalesce(k.quota_key, k.id) AS quota_key,
        clock_timestamp() AS now,
        (SELECT count(*) FROM api_keys AS o WHERE o.customer_id = c.id AND o.revoked_at IS NULL
           AND (o.expires_at IS NULL OR o.expires_at > clock_timestamp())) AS live,
@@ -23,12 +24,12 @@ LEFT JOIN api_keys AS k ON k.customer_id = c.id AND k.id = $2 AND k.revoked_at I
 WHERE c.id = $1
 
 -- name: insert_key
-INSERT INTO api_keys (id, customer_id, name, secret_hash, expires_at, requests_per_second, burst, weight, models)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+INSERT INTO api_keys (id, customer_id, name, secret_hash, expires_at, requests_per_second, burst, weight, models, quotas, quota_key)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 
 -- name: list_keys
 -- $1: customer. $2: only this key, null: all. $3: id after which the page begins, or ''. $4: row limit. The newest first.
-SELECT id, name, created_at, expires_at, revoked_at, last_used_at, requests_per_second, burst, models
+SELECT id, name, created_at, expires_at, revoked_at, last_used_at, requests_per_second, burst, models, quotas
 FROM api_keys
 WHERE customer_id = $1 AND ($2::text IS NULL OR id = $2)
   AND ($3 = '' OR (created_at, id) < (SELECT created_at, id FROM api_keys WHERE customer_id = $1 AND id = $3))

@@ -87,36 +87,48 @@ ORDER BY created_at, id
 SELECT clock_timestamp()
 
 -- name: quota_spent
--- $1: start of the window. $2: its end. $3: customers. $4: error codes of failures that are charged.
-SELECT customer_id::text, count(*)
+-- $1: start of the window. $2: its end. $3: customers. $4: error codes of failures that are charged. $5: keys that
+-- have quotas, whose requests count together with those of keys that continue their quotas; null: all keys, counted as ''.
+SELECT customer_id::text,
+       CASE WHEN $5::text[] IS NULL THEN '' ELSE (SELECT coalesce(k.quota_key, k.id) FROM api_keys AS k WHERE k.id = api_key_id) END AS owner,
+       count(*)
 FROM requests
 WHERE customer_id = ANY ($3::uuid[]) AND created_at >= $1 AND created_at < $2
   AND (status <> 'failed' OR error_code = ANY ($4::text[]) OR tokens_used > 0) -- A stream that was delivered in part.
-GROUP BY customer_id
+  AND ($5::text[] IS NULL OR api_key_id IN (SELECT k.id FROM api_keys AS k WHERE coalesce(k.quota_key, k.id) = ANY ($5)))
+GROUP BY customer_id, owner
 
 -- name: quota_spent_gpu
 -- Parameters as in quota_spent. Microseconds. Requests that shared the run of another one cost no GPU time.
-SELECT customer_id::text, sum(round((cost_ms * 1000)::numeric))::bigint
+SELECT customer_id::text,
+       CASE WHEN $5::text[] IS NULL THEN '' ELSE (SELECT coalesce(k.quota_key, k.id) FROM api_keys AS k WHERE k.id = api_key_id) END AS owner,
+       sum(round((cost_ms * 1000)::numeric))::bigint
 FROM requests
 WHERE customer_id = ANY ($3::uuid[]) AND created_at >= $1 AND created_at < $2
   AND (status = 'completed' OR error_code = ANY ($4::text[]) OR tokens_used > 0)
-GROUP BY customer_id
+  AND ($5::text[] IS NULL OR api_key_id IN (SELECT k.id FROM api_keys AS k WHERE coalesce(k.quota_key, k.id) = ANY ($5)))
+GROUP BY customer_id, owner
 
 -- name: quota_spent_tokens
 -- Parameters as in quota_spent.
-SELECT customer_id::text, sum(tokens_used)::bigint
+SELECT customer_id::text,
+       CASE WHEN $5::text[] IS NULL THEN '' ELSE (SELECT coalesce(k.quota_key, k.id) FROM api_keys AS k WHERE k.id = api_key_id) END AS owner,
+       sum(tokens_used)::bigint
 FROM requests
 WHERE customer_id = ANY ($3::uuid[]) AND created_at >= $1 AND created_at < $2
   AND (status = 'completed' OR error_code = ANY ($4::text[]) OR tokens_used > 0)
-GROUP BY customer_id
+  AND ($5::text[] IS NULL OR api_key_id IN (SELECT k.id FROM api_keys AS k WHERE coalesce(k.quota_key, k.id) = ANY ($5)))
+GROUP BY customer_id, owner
 
 -- name: quota_spent_usd
 -- Parameters as in quota_spent. 1e-9 USD, at the prices when the requests were created.
 SELECT r.customer_id::text,
+       CASE WHEN $5::text[] IS NULL THEN '' ELSE (SELECT coalesce(k.quota_key, k.id) FROM api_keys AS k WHERE k.id = r.api_key_id) END AS owner,
        sum(round(coalesce(r.cost_ms::numeric * p.usd_per_gpu_s, 0) * 1e6 + coalesce(r.tokens_used * p.usd_per_1000_tokens, 0) * 1e6))::bigint
 FROM requests AS r
 CROSS JOIN LATERAL (SELECT usd_per_gpu_s, usd_per_1000_tokens FROM prices
                     WHERE model = r.model AND valid_from <= r.created_at ORDER BY valid_from DESC LIMIT 1) AS p
 WHERE r.customer_id = ANY ($3::uuid[]) AND r.created_at >= $1 AND r.created_at < $2
   AND (r.status = 'completed' OR r.error_code = ANY ($4::text[]) OR r.tokens_used > 0)
-GROUP BY r.customer_id
+  AND ($5::text[] IS NULL OR r.api_key_id IN (SELECT k.id FROM api_keys AS k WHERE coalesce(k.quota_key, k.id) = ANY ($5)))
+GROUP BY r.customer_id, owner

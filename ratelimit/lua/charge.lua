@@ -8,11 +8,11 @@ local function cost(b, i, o, count, sums)
   return sums and sums[i] or submissions[o + b.cost]
 end
 
--- check_customer(c, o, count, sums, meter) -> the outcome that rejects, and ms until it would not; nil if no limit rejects.
+-- check_customer(g, o, count, sums) -> the outcome that rejects, and ms until it would not; nil if no limit rejects.
 -- A request larger than a whole bucket is accepted if the bucket is full; its debt rejects the next ones. A quota has to have
--- room for the whole estimate; `c.refused_by` names those without.
-local function check_customer(c, o, count, sums, meter)
-  local ends_at, names, tokens = nil, nil, sums and sums.tokens or submissions[o + TOKENS]
+-- room for the whole estimate; `g.refused_by` names those without.
+local function check_customer(g, o, count, sums)
+  local c, ends_at, names, tokens = g.customer, nil, nil, sums and sums.tokens or submissions[o + TOKENS]
   if c.closed then return bucket_kinds[1][1], share.RETRY_MS end
   for i = 1, #c.buckets do
     local b = c.buckets[i]
@@ -21,59 +21,59 @@ local function check_customer(c, o, count, sums, meter)
   end
   if c.max_concurrency > 0 and c.in_use + count > c.max_concurrency and
     (c.counted or count_leases(c) + count > c.max_concurrency) then return 'concurrency', 0 end
-  for i = 1, #c.quotas do
-    local q = c.quotas[i]
-    if q.spent + metered.cost(c, q, count, tokens, meter) > q.amount then
+  for i = 1, #g.quotas do
+    local q = g.quotas[i]
+    if q.spent + metered.cost(c, q, count, tokens, g.meter) > q.amount then
       ends_at, names = math.max(ends_at or 0, q.others and now + share.RETRY_MS or q.ends_at), names and names .. ' ' .. q.period or q.period
     end
   end
   if not ends_at then return end
-  c.refused_by = names
+  g.refused_by = names
   return 'quota', ends_at - now
 end
 
--- charged_kind(c) -> what rows store for the refund: 'requests', 'all' (one request and its tokens), or 'listed': then the field
--- `charged` has the cost of each bucket and metered quota. The windows of quotas of requests are in `c.windows`.
-local function charged_kind(c)
-  local charged = c.metered and 'listed' or 'requests'
-  for _, b in ipairs(c.buckets) do
+-- charged_kind(g) -> what rows store for the refund: 'requests', 'all' (one request and its tokens), or 'listed': then the field
+-- `charged` has the cost of each bucket and metered quota. The windows of quotas of requests are in `g.quotas.windows`.
+local function charged_kind(g)
+  local charged = g.quotas.metered and 'listed' or 'requests'
+  for _, b in ipairs(g.customer.buckets) do
     if b.cost ~= 0 then charged = b.kind[6] and charged ~= 'listed' and 'all' or 'listed' end
   end
   return charged
 end
 
--- charge(c, o, meter) -> charged_kind(c)
-local function charge(c, o, meter)
-  c.spent, c.charged = true, c.charged or charged_kind(c)
+-- charge(g, o) -> charged_kind(g)
+local function charge(g, o)
+  local c = g.customer
+  c.spent, g.charged = true, g.charged or charged_kind(g)
   for i = 1, #c.buckets do
     local b = c.buckets[i]
     b.tokens = b.tokens - (b.cost == 0 and 1 or submissions[o + b.cost])
   end
-  for i = 1, #c.quotas do
-    local q = c.quotas[i]
-    q.spent = q.spent + metered.cost(c, q, 1, submissions[o + TOKENS], meter)
+  for i = 1, #g.quotas do
+    local q = g.quotas[i]
+    q.spent = q.spent + metered.cost(c, q, 1, submissions[o + TOKENS], g.meter)
   end
-  return c.charged
+  return g.charged
 end
 
--- charged_field(c, o, meter) -> "<level field> <rate field> <units> <settled>" of each bucket except requests, and the metered
--- quotas as in metered: the field `charged`.
-local function charged_field(c, o, meter)
-  local parts = {}
+-- charged_field(g, o) -> the field `charged`: "<level> <rate> <units> <settled>" of each bucket but that of requests, and metered quotas.
+local function charged_field(g, o)
+  local parts, c = {}, g.customer
   for i = 1, #c.buckets do
     local b = c.buckets[i]
     if b.cost ~= 0 then
       parts[#parts + 1] = table.concat({b.kind[2], b.kind[3], decimal[submissions[o + b.cost]], b.kind[6] and 1 or 0}, ' ')
     end
   end
-  if c.metered then parts[#parts + 1] = metered.field(c, submissions[o + TOKENS], meter) end
+  if g.quotas.metered then parts[#parts + 1] = metered.field(c, g.quotas, submissions[o + TOKENS], g.meter) end
   return table.concat(parts, ' ')
 end
 
--- settle_charge(c, o, used, meter): the request has ended with a cached result, and used that many tokens and no GPU time.
-local function settle_charge(c, o, used, meter)
-  local tokens = submissions[o + TOKENS]
-  for _, q in ipairs(c.metered and c.quotas or {}) do
+-- settle_charge(g, o, used): the request has ended with a cached result, and used that many tokens and no GPU time.
+local function settle_charge(g, o, used)
+  local c, meter, tokens = g.customer, g.meter, submissions[o + TOKENS]
+  for _, q in ipairs(g.quotas.metered and g.quotas or {}) do
     local reserved = metered.cost(c, q, 1, tokens, meter)
     local final = q.unit and metered.units(q.unit, 0, used > 0 and used or tokens, meter[2], meter[3]) or reserved
     q.spent = q.spent + final - reserved
@@ -102,7 +102,7 @@ local function save_customer(c)
       b.kind[2], string.format('%.9f', b.tokens), b.kind[3], b.period_rate
     n, keep_ms = n + 4, math.max(keep_ms, ttl_ms(b.tokens, b.burst, b.rate))
   end
-  for _, q in ipairs(c.quotas) do
+  for _, q in pairs(c.quotas) do
     fields[n + 1], fields[n + 2], n = 'q:' .. q.period, string.format('%.0f %.0f', q.number, q.spent), n + 2
     keep_ms = math.max(keep_ms, q.ends_at - now + 1000)
   end

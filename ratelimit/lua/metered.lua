@@ -33,10 +33,10 @@ function metered.cost(c, q, count, tokens, meter)
   return q.unit and metered.units(q.unit, count * metered.gpu_us(c, meter), tokens, meter[2], meter[3]) or count
 end
 
--- metered.field(c, tokens, meter): what one request reserves, for its field `charged`.
-function metered.field(c, tokens, meter)
+-- metered.field(c, quotas, tokens, meter): what one request reserves, for its field `charged`.
+function metered.field(c, quotas, tokens, meter)
   local words = {string.format('est:%.0f:%.0f:%.17g:%.17g', metered.gpu_us(c, meter), tokens, meter[2], meter[3])}
-  for _, q in ipairs(c.quotas) do
+  for _, q in ipairs(quotas) do
     if q.unit then
       words[#words + 1] = string.format('%s:%.0f:%.0f', q.period, q.number, metered.cost(c, q, 1, tokens, meter))
     end
@@ -54,7 +54,7 @@ function metered.settle(text, kept, gpu_us, tokens, give)
   if not est_us then return text end
   gpu_us = gpu_us and math.floor(gpu_us + 0.5) or tonumber(est_us)
   tokens = tokens and math.min(tokens, metered.MOST_TOKENS) or tonumber(est_tokens)
-  local settled = string.gsub(text, '(%d+%a+:(%a+)):(%d+):(%d+)', function(name, unit, number, units)
+  local settled = string.gsub(text, '(%d+%a+:(%a+)@?%w*):(%d+):(%d+)', function(name, unit, number, units)
     local final = kept and metered.units(unit, gpu_us, tokens, usd_per_gpu_s, usd_per_1000) or 0
     give(name .. ' ' .. number, units - final)
     return string.format('%s:%s:%.0f', name, number, final)

@@ -6,6 +6,7 @@
 -- include: prelude, ratelimit/metered, ratelimit/bucket, ratelimit/quota, ratelimit/share, ratelimit/customer
 bucket_kinds = cmsgpack.unpack(packed_kinds)
 local key = key_rate > 0 and bucket(T .. 'rl:key:' .. key_id, key_rate, key_burst) or nil
-local c = customer(customer_id, cmsgpack.unpack(packed_limits))
+local limits = cmsgpack.unpack(packed_limits)
+local c = customer(customer_id, limits)
 if c.in_use > 0 then count_leases(c) end
-return cmsgpack.pack(remaining(c, key))
+return cmsgpack.pack(remaining(c, key, quotas_of(c, limits)))

@@ -273,6 +273,28 @@ async def test_a_key_has_at_most_the_rights_of_the_one_that_creates_it(keys: Key
     assert (await keys.call(first, "POST", name="large", models=["large"]))[0] == 404
 
 
+async def test_a_key_has_quotas_of_its_own(keys: KeyBench) -> None:
+    """Beside those of the customer, in /v1/me too. A key that it creates shares them, and cannot have others."""
+    first = await keys.issue("acme")
+    for quotas, fault in ((["much"], "not an amount"), (["1/day", "2/day"], "same period"), ([], "")):
+        status, document = await keys.call(first, "POST", name="ci", quotas=quotas)
+        assert (status, fault in document["error"]["message"], document["error"]["param"]) == (400, True, "quotas")
+    made = await keys.created(first, name="ci", quotas=["2/day", "7 tokens/week"])
+    await keys.until(made["key"], 200)
+    _, me = await keys.call(made["key"], path="/v1/me")
+    shared = await keys.created(made["key"], name="also")
+    refused = await keys.call(made["key"], "POST", name="wider", quotas=["9/day"])
+
+    assert made["quotas"] == shared["quotas"] == ["2/day", "7 tokens/week"]
+    assert [(each["quota"], each["key_id"], each["amount"]) for each in me["remaining"]["quotas"]] == [
+        ("day", made["id"], 2),
+        ("week", made["id"], 7),
+    ]
+    assert (refused[0], refused[1]["error"]["param"]) == (400, "quotas")
+    row = await keys.db.fetchrow("SELECT quota_key FROM api_keys WHERE id = $1", shared["id"])
+    assert row["quota_key"] == made["id"]
+
+
 async def _is_limited(keys: KeyBench, key: str) -> bool:
     _, listed = await keys.call(key, path="/v1/models")
     return [each["id"] for each in listed["data"]] == ["tiny"]

@@ -226,6 +226,36 @@ async def test_a_key_narrows_the_models_of_its_customer(
     assert row.identity().models == (None if customer is None else tuple(customer))
 
 
+async def test_quotas_of_a_key_are_followed(db: Connection) -> None:
+    """They are its own beside those of its customer, named by the key with which they are counted."""
+    await db.execute("INSERT INTO customers (name, tier) VALUES ('acme', 'paid')")
+    await db.execute("INSERT INTO quotas (customer_id, quota) SELECT id, '9/day' FROM customers")
+    first, second = [(await db.fetchval("SELECT issue_api_key('acme', 'ci')"))[3:15] for _ in range(2)]
+    before = await load_whole(db)
+    assert before.snapshot.has_key_quotas is False
+    await db.execute("UPDATE api_keys SET quotas = $1", ["100 usd/month", "5/day"])
+    await db.execute("UPDATE api_keys SET quota_key = $1 WHERE id = $2", first, second)
+    followed = await load_changes(db, before)
+
+    assert followed is not None
+    own = ((f"1month:usd@{first}", 100 * 10**9), (f"1day@{first}", 5))
+    (customer,) = followed.snapshot.customers.values()
+    assert customer.quotas == (("1day", 9),)
+    assert [followed.snapshot.keys[key].identity.quotas for key in (first, second)] == [(("1day", 9), *own)] * 2
+    assert followed.snapshot.quotas_of_keys() == (await load(db)).quotas_of_keys() == {customer.id: dict(own)}
+
+
+@pytest.mark.parametrize("quotas", [[], ["9/day", None], [["9/day"]], ["9/day,8/week"], [""], ["9"], ["9/day"] * 11])
+async def test_lists_of_quotas_are_checked(db: Connection, quotas: list[Any]) -> None:
+    """Each one has the form of the table `quotas`."""
+    await db.execute("INSERT INTO customers (name, tier) VALUES ('acme', 'paid')")
+    await db.fetchval("SELECT issue_api_key('acme', 'ci')")
+    with pytest.raises(asyncpg.CheckViolationError) as error:
+        await db.execute("UPDATE api_keys SET quotas = $1", quotas)
+
+    assert error.value.constraint_name == "ck_api_keys_quotas"
+
+
 @pytest.mark.parametrize("names", [[], ["a", None], [["a", "b"]], ["a b"], [""], ["a,b"], ["x"] * 101, ["a" * 129]])
 @pytest.mark.parametrize("table", ["customers", "api_keys"])
 async def test_lists_of_models_are_checked(db: Connection, table: str, names: list[Any]) -> None:

@@ -111,6 +111,35 @@ async def test_several_gateways_store_one_alert_and_one_sends_it(bench: Bench) -
         assert json.loads(body)["data"]["share"] == rows[n // 2]["share"]
 
 
+async def test_a_quota_of_a_key_has_alerts_of_its_own(bench: Bench) -> None:
+    """They name the key. Its tokens are read from the audit, also while another key of the customer is used."""
+    keys = [(await bench.db.fetchval("SELECT issue_api_key('acme', $1)", name))[3:15] for name in ("one", "two")]
+    await bench.db.execute("UPDATE api_keys SET quotas = '{100 tokens/month}'")
+    await bench.db.execute("INSERT INTO models (name) VALUES ('served')")
+    await bench.db.execute(
+        "INSERT INTO requests (id, created_at, customer_id, api_key_id, tier, model, status, tokens_used) "
+        "SELECT 'req_' || lpad('1', 32, '0'), now(), id, $1, 'paid', 'served', 'completed', 90 FROM customers",
+        keys[0],
+    )
+    alerts, uses = await bench.alerts(alert_url=None)
+    snapshot = await load(bench.db)
+    for key, left in zip(keys, (5, 99), strict=True):
+        limits = EffectiveLimits((), quotas=snapshot.keys[key].identity.quotas, metered=True)
+        reported = RemainingLimits(in_use=1, quotas=[(7, RESET_MS), (left, RESET_MS)])
+        group = SubmissionGroup("paid", bench.customer_id, key, "served", limits)
+        uses.note(group, Verdict(Admission.ACCEPTED, reported))
+    for name in ("store", "read_audit", "store", "send"):
+        await step(alerts, name)
+
+    assert [(row["quota"], row["used"], row["share"]) for row in await bench.rows()] == [
+        (f"1month:tokens@{keys[0]}", 90, 0.8)
+    ]
+    ((_, body),) = bench.receiver.calls
+    data = json.loads(body)["data"]
+    assert (data["key_id"], data["quota"], data["unit"], data["amount"]) == (keys[0], "month", "tokens", 100)
+    await alerts.close()
+
+
 async def test_alerts_are_signed_with_each_valid_secret(bench: Bench) -> None:
     """After a rotation, as callbacks are: with the new secret, and with the earlier ones until their end."""
     columns = "webhook_secret = 3, webhook_secret_oldest = 2, webhook_secret_until = now() + interval '1 hour'"
@@ -228,7 +257,8 @@ async def test_the_use_of_a_metered_quota_is_that_of_the_audit(bench: Bench) -> 
     assert await bench.rows() == []
 
     await bench.db.execute(add, f"req_{2:032x}", bench.customer_id, 520)
-    alerts._detection._unread[bench.customer_id] = alerts._detection._unread[bench.customer_id]._replace(next_read=0.0)
+    for owner, unread in alerts._detection._unread.items():
+        alerts._detection._unread[owner] = unread._replace(next_read=0.0)
     for name in ("read_audit", "store"):
         await step(alerts, name)
     (row,) = await bench.rows()

@@ -88,6 +88,32 @@ async def test_after_a_loss_of_redis_the_counts_of_the_audit_are_restored(
         assert await outcomes(pool, customer, 3) == ["accepted", "accepted", "quota"]
 
 
+async def test_quotas_of_keys_are_restored_with_the_keys_that_continue_them(pool: Pool, db: Connection) -> None:
+    """A rotated key and its successor count together; requests of other keys count for the customer only."""
+    customer: str = await db.fetchval("INSERT INTO customers (name, tier) VALUES ('acme', 'paid') RETURNING id::text")
+    await db.execute("INSERT INTO models (name) VALUES ('served')")
+    await db.execute("INSERT INTO quotas (customer_id, quota) VALUES ($1::text::uuid, '9/year')", customer)
+    old, new, other = [(await db.fetchval("SELECT issue_api_key('acme', 'ci')"))[3:15] for _ in range(3)]
+    own = ["5/year", "1000 tokens/year", "1 gpu-h/year", "3 usd/year"]
+    await db.execute("UPDATE api_keys SET quotas = $1, quota_key = $2 WHERE id = $3", own, old, new)
+    await db.execute("INSERT INTO prices VALUES ('served', now() - interval '1 day', 2, 0.5)")
+    await db.execute(ROWS, datetime.now(UTC), customer, 1, "completed", None, 6)
+    await db.execute("UPDATE requests SET cost_ms = 10, tokens_used = 100")
+    keys = "(ARRAY[$1, $1, $2, $2, $2, $3])[substr(id, 36)::int]"
+    await db.execute(f"UPDATE requests SET api_key_id = {keys}", old, new, other)
+
+    spent = await quota_spent(db, await load(db))
+
+    assert {each.period: each.spent for each in spent} == {
+        "1year": 6,
+        f"1year@{old}": 5,
+        f"1year:tokens@{old}": 500,
+        f"1year:gpu@{old}": 5 * 10_000,
+        f"1year:usd@{old}": 5 * (10_000 * 2000 + 100 * 500_000),
+    }
+    assert await QuotaRestore(pool.client, Keys()).apply(spent) == 5
+
+
 async def test_metered_quotas_are_restored_from_what_was_measured(pool: Pool, db: Connection) -> None:
     """GPU time, tokens, and money at the price of each request's time; failed and open requests count what was delivered."""
     customer: str = await db.fetchval("INSERT INTO customers (name, tier) VALUES ('acme', 'paid') RETURNING id::text")

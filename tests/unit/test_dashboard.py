@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.http.static import SHARED
 from gateway.operations.action_bodies import CordonBody
 from gateway.operations.actions import check_healthy_left
 from gateway.operations.dashboard.diff import config_changes, state_changes
@@ -319,11 +320,16 @@ UPLOT = {
 
 
 def test_all_files_are_shipped_and_the_library_is_unchanged() -> None:
-    """The files are those that the pages name. With the licence of the library."""
+    """The files are those that its pages name, and those that it shares with other pages. With the licence of the library."""
     static = files("gateway").joinpath("static", "dashboard")
     pages = "".join(static.joinpath(name).read_text("utf-8") for name in ("page.html", "login.html"))
+    others = "".join(
+        static.parent.joinpath(*path).read_text("utf-8") for path in (("admin", "page.html"), ("landing.html",))
+    )
+    own, shared = [set(re.findall(r'assets/([^"]+)"', each)) for each in (pages, others)]
 
-    assert set(re.findall(r'"/internal/dashboard/assets/([^"]+)"', pages)) == set(ASSETS)
+    assert own | set(SHARED) == set(ASSETS)
+    assert set(SHARED) <= own | shared
     assert {name: sha256(static.joinpath(name).read_bytes()).hexdigest() for name in UPLOT} == UPLOT
     assert "MIT License" in static.joinpath("uplot-LICENSE.txt").read_text("utf-8")
 

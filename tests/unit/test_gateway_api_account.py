@@ -102,7 +102,7 @@ def test_base_and_effective_limits() -> None:
 
 def test_remaining_amounts_are_whole_numbers() -> None:
     """Not below zero, not above the limit, and null for quotas of unknown state; of money and GPU time fractions."""
-    limits = effective(identity(tokens_per_minute=600, quotas=(("1day", 9), ("1month:usd", 90 * 10**9))))
+    limits = effective(identity(tokens_per_minute=600, quotas=(("1day", 9), ("1month:usd@k1", 90 * 10**9))))
     left = remaining(11.9, tokens=Level(-5.0, 0), in_use=2, quotas=((3, 1000), (40_250_000_000, 9000)))
 
     assert remaining_document(limits, left) == {
@@ -110,8 +110,8 @@ def test_remaining_amounts_are_whole_numbers() -> None:
         "tokens": 0,
         "concurrency": 3,
         "quotas": [
-            {"quota": "day", "unit": "requests", "amount": 9, "remaining": 3, "reset_ms": 1000},
-            {"quota": "month", "unit": "usd", "amount": 90.0, "remaining": 40.25, "reset_ms": 9000},
+            {"quota": "day", "key_id": None, "unit": "requests", "amount": 9, "remaining": 3, "reset_ms": 1000},
+            {"quota": "month", "key_id": "k1", "unit": "usd", "amount": 90.0, "remaining": 40.25, "reset_ms": 9000},
         ],
     }
     unknown = remaining_document(limits, remaining(1.0, tokens=Level(0.0, 0)))

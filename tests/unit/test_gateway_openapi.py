@@ -80,7 +80,8 @@ def test_an_inference_endpoint() -> None:
     [
         (ErrorCode.INVALID_API_KEY, {"WWW-Authenticate", "x-should-retry"}),
         (ErrorCode.METHOD_NOT_ALLOWED, {"Allow", "x-should-retry"}),
-        (ErrorCode.QUOTA_EXCEEDED, {"Retry-After", "retry-after-ms", "x-should-retry"}),
+        (ErrorCode.RATE_LIMIT_EXCEEDED, {"Retry-After", "retry-after-ms"}),
+        (ErrorCode.QUOTA_EXCEEDED, {"x-should-retry"}),
         (ErrorCode.QUEUE_TIMEOUT, {"x-should-retry"}),
         (ErrorCode.INTERNAL_ERROR, set()),
     ],

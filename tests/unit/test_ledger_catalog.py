@@ -22,7 +22,7 @@ from ratelimit.quotas import NOTATIONS, PERIOD_S
 PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, False)
 FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000, True)
 ACME = ("c1", "acme", "paid", False, None, None, None, None, None, None, 1.0, None, 1, None, None, None)
-KEY = ("k1", "c1", b"x" * 32, None, False, None, None, None, None)
+KEY = ("k1", "c1", b"x" * 32, None, False, None, None, None, None, None, "k1")
 MODEL = ("tiny", "default", 32, None, 40, 100.0, 0.8, 0, True, "customer", False, None, None)
 DAILY = ("c1", None, "10000/day")
 
@@ -63,7 +63,7 @@ def snapshot(catalog: Rows, known: Snapshot | None = None) -> Snapshot:
 
 def test_tiers_are_in_order_of_priority_and_limits_are_inherited() -> None:
     """A customer without limits of its own has those of its tier; a key without a limit has rate and burst 0."""
-    made = snapshot(rows(keys=[KEY, ("k2", "c1", b"y" * 32, None, False, 2.5, 4.0, 3.0, None)]))
+    made = snapshot(rows(keys=[KEY, ("k2", "c1", b"y" * 32, None, False, 2.5, 4.0, 3.0, None, None, "k2")]))
     identity, limited = made.keys["k1"].identity, made.keys["k2"].identity
 
     assert ([tier.name for tier in made.tiers], made.version) == (["paid", "free"], 7)
@@ -116,8 +116,9 @@ def test_a_customers_own_values_override_those_of_its_tier() -> None:
         ({"keys": [changed(KEY, 2, b"short")]}, "'k1'"),
         ({"keys": [changed(KEY, 5, 3.0)]}, "'k1' has a burst"),
         ({"keys": [changed(KEY, 6, 3.0)]}, "'k1' has a rate"),
-        ({"keys": [(*KEY[:5], nan, 1.0, None, None)]}, "'k1' has a rate"),
-        ({"keys": [(*KEY[:5], 1.0, -1.0, None, None)]}, "'k1' has a burst"),
+        ({"keys": [(*KEY[:5], nan, 1.0, *KEY[7:])]}, "'k1' has a rate"),
+        ({"keys": [(*KEY[:5], 1.0, -1.0, *KEY[7:])]}, "'k1' has a burst"),
+        ({"keys": [changed(KEY, 9, ["much"])]}, "'k1': quotas row 'much'"),
         ({"keys": [KEY[:5]]}, "cannot be read"),
         ({"models": [changed(MODEL, 2, 0)]}, "'tiny' has a batch"),
         ({"models": [changed(MODEL, 6, 1.5)]}, "target_utilization"),
@@ -270,7 +271,7 @@ def test_a_partial_read_is_merged_with_the_snapshot_before() -> None:
     before = snapshot(rows(keys=[KEY, ("k2", *KEY[1:]), ("k3", *KEY[1:])]))
     build = SnapshotBuild(before.tiers, before)
     build.merge_customers([])
-    build.add_keys([("k2", "c1", b"y" * 32, None, True, None, None, None, None)])
+    build.add_keys([("k2", "c1", b"y" * 32, None, True, None, None, None, None, None, "k2")])
     build.merge_keys(["k2", "k3", "k4"])
     after = build.finish(8, dict(before.models), before.quotas)
 

@@ -59,18 +59,18 @@ def test_request_limits(
 def test_each_limit_is_an_item() -> None:
     """Requests, tokens, concurrency and quotas by the names of their policies; tokens in OpenAI's form as well."""
     limits = in_force(
-        10, 20, tokens_per_minute=6000.0, max_concurrency=5, quotas=(("1week", 1000), ("2month", 9), ("1hour", 50))
+        10, 20, tokens_per_minute=6000.0, max_concurrency=5, quotas=(("1week", 1000), ("2month", 9), ("1hour@k1", 50))
     )
     left = RemainingLimits([(3.0, 1700), (1500.7, 44_990)], 2, ((998, 3_600_001), (9, 1000), (-1, 0)))
     sent = dict(rate_headers(limits, left))
 
     assert sent["RateLimit-Policy"] == (
         '"requests";q=20;w=2, "tokens";q=6000;qu="tokens";w=60, "concurrency";q=5;qu="concurrent-requests", '
-        '"week";q=1000;w=604800, "2months";q=9;w=5356800, "hour";q=50;w=3600'
+        '"week";q=1000;w=604800, "2months";q=9;w=5356800, "key-hour";q=50;w=3600'
     )
     assert sent["RateLimit"] == (
         '"requests";r=3;t=2, "tokens";r=1500;t=45, "concurrency";r=3, '
-        '"week";r=998;t=3601, "2months";r=9;t=1, "hour";r=0;t=0'
+        '"week";r=998;t=3601, "2months";r=9;t=1, "key-hour";r=0;t=0'
     )
     tokens = {name: sent[f"x-ratelimit-{name}-tokens"] for name in ("limit", "remaining", "reset")}
     assert tokens == {"limit": "6000", "remaining": "1500", "reset": "44.99s"}

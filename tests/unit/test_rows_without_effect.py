@@ -18,7 +18,7 @@ AUXILIARY = ("auxiliary_requests_per_second", "auxiliary_burst")
 UNSET = dict.fromkeys((*AUXILIARY, "max_queue_ms", "shed_depth", "shed_wait_ms", "slo_ms"))
 TIER = {**NONE, **LIMITS, **UNSET, "name": "free", "max_queue_depth": 100}
 CUSTOMER = {**NONE, "id": ACME, "name": "acme", "tier": "free", "callback_hosts": None, "alert_url": None, "spread": 1}
-KEY = {"id": "0123456789ab", "customer_id": ACME, "requests_per_second": None, "burst": None}
+KEY = {"id": "0123456789ab", "customer_id": ACME, "requests_per_second": None, "burst": None, "quotas": None}
 MODEL = {"name": "tiny", "pool": "default", "enabled": True, "cache_scope": "customer", "cache_ttl_s": 0}
 PRICE = {"model": "tiny", "state": "now", "usd_per_gpu_s": 1, "usd_per_1000_tokens": 0}
 OWN = {"customer_id": ACME, "tier": None, "customer": "acme"}
@@ -76,6 +76,8 @@ def quotas(*texts: str, **tier: str) -> list[dict[str, Any]]:
         ({"quotas": quotas("5 usd/day"), "prices": [{"model": "big"}]}, ["money"]),
         ({"quotas": quotas("5 usd/day"), "models": [{"enabled": False}]}, ["money"]),
         ({"quotas": quotas("5/day", tier="5 usd/day"), "prices": []}, ["money"]),
+        ({"keys": [{"quotas": ["5/day", "5 usd/day"]}], "prices": []}, ["money"]),
+        ({"keys": [{"quotas": ["5 usd/day"]}]}, []),
         ({"quotas": quotas("5/day", "6/day")}, ["larger quota"]),
         ({"quotas": quotas("5/day", "5 per day")}, ["larger quota"]),
         ({"quotas": quotas("5/day", "6/month", "7 tokens/day")}, []),

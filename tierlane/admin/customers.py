@@ -60,12 +60,15 @@ KEY_COLUMNS = (
     Column("requests_per_second", "RPS"),
     Column("burst", "BURST"),
     Column("models", "MODELS"),
+    Column("quotas", "QUOTAS"),
 )
 KEY_LIST_COLUMNS = (KEY_COLUMNS[0], Column("customer", "CUSTOMER"), *KEY_COLUMNS[1:])
 QUOTA_COLUMNS = (*named("tier", "customer", "quota"), Column("alert_shares", "ALERTS AT"))
 ALERT_COLUMNS = (
     Column("reached_at", "REACHED"),
-    *named("customer", "quota", "share", "used", "amount", "unit"),
+    *named("customer"),
+    Column("key_id", "KEY"),
+    *named("quota", "share", "used", "amount", "unit"),
     Column("period_end", "PERIOD ENDS"),
     *named("sent"),
 )

@@ -147,6 +147,7 @@ KEY = (
         "weight", "decimal", "Part of its customer's GPU time, against its other keys; null: shared by those without."
     ),
     _may_be_none("models", "names", "Models that it may use, of those of its customer; null: all of these."),
+    _may_be_none("quotas", "names", "Quotas beside its customer's, such as 100 usd/month; null: none."),
 )
 
 MODEL = (

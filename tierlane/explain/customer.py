@@ -7,6 +7,7 @@ import msgspec
 from ledger.catalog.snapshot import Customer, Identity, Model, Tier
 from ratelimit.limit_figures import limit_figures
 from ratelimit.limits import NO_BUCKET, RemainingLimits, effective
+from ratelimit.quotas import key_of, quota_words
 from scheduler.protocol.limits import RejectionRecord
 from scheduler.protocol.pool_view import CustomerQueue, Observation
 from tierlane.explain.factor import (
@@ -69,6 +70,7 @@ class CustomerExplanation(msgspec.Struct, frozen=True, kw_only=True):
     gpu_share: float | None = None  # Of the GPU time of its tier in the last minute, 0..1.
     models: tuple[str, ...] | None = None  # Those that its keys may use; None: all, or not known.
     key_models: dict[str, tuple[str, ...]] = {}  # By key, of those with a list of their own.
+    key_quotas: dict[str, list[str]] = {}  # By key, of those with quotas of their own.
     queues: list[CustomerQueue] | None = None  # None: not read.
     factor: float | None = None
     why: list[str] = []
@@ -122,6 +124,7 @@ def explain_customer(
         gpu_share=gpu_share,
         models=customer.models if customer else None,
         key_models={} if row is None else _key_models(row),
+        key_quotas={} if row is None else _key_quotas(row),
         queues=queues,
         factor=factor,
         why=_reasons(customer, pool, parts, capacity),
@@ -137,6 +140,11 @@ def explain_customer(
 def _key_models(row: CustomerRecord) -> dict[str, tuple[str, ...]]:
     shared = row.customer.models
     return {key.key_id: key.models for key in row.keys if key.models is not None and key.models != shared}
+
+
+def _key_quotas(row: CustomerRecord) -> dict[str, list[str]]:
+    found = {key.key_id: [quota_words(name, amount) for name, amount in key.quotas if key_of(name)] for key in row.keys}
+    return {key_id: quotas for key_id, quotas in found.items() if quotas}
 
 
 def factor_of(tier: str, observation: Observation | None) -> float:

@@ -8,7 +8,7 @@ import msgspec
 from gateway.operations.endpoints import Event, RequestTimeline, from_audit, from_redis
 from ledger.audit.queries import RequestRow
 from ratelimit.limits import BUCKETS, REDUCED_OUTCOMES
-from ratelimit.quotas import period_of, quota_name, shown_amount, unit_of
+from ratelimit.quotas import key_of, period_of, quota_name, shown_amount, unit_of
 from scheduler.errors import HTTP, ErrorCode
 from scheduler.protocol.limits import KEEP_MS, RejectionRecord
 from scheduler.protocol.pool_view import QueuePlace
@@ -26,7 +26,7 @@ _LIMITS: dict[str, _Words] = {
         f"the customer's concurrency: {r.in_use} of {count(r.max_concurrency, 'request')} under way"
     ),
     Admission.QUOTA: lambda r: (
-        f"the customer's quota of {number(shown_amount(r.quota, r.quota_amount))} {unit_of(r.quota).word} per "
+        f"the {'key' if key_of(r.quota) else 'customer'}'s quota of {number(shown_amount(r.quota, r.quota_amount))} {unit_of(r.quota).word} per "
         f"{quota_name(period_of(r.quota))}, which was used up"
         if r.quota
         else "a quota of the customer, which was used up"

@@ -41,7 +41,8 @@ def customer_lines(explanation: CustomerExplanation) -> list[str]:
     models = [] if explanation.models is None else [f"Only models {', '.join(explanation.models)}."]
     for key, own in explanation.key_models.items():
         models.append(f"Key {key}: only models {', '.join(own)}." if own else f"Key {key}: no model of its customer's.")
-    lines += _block(gpu_time) + _block(models) + _block(explanation.why)
+    quotas = [f"Key {key}: also at most {' and '.join(own)}." for key, own in explanation.key_quotas.items()]
+    lines += _block(gpu_time) + _block(models) + _block(quotas) + _block(explanation.why)
     lines += _table(map(_limit, explanation.limits), _LIMITS) + _table(map(_tier, explanation.tiers), _TIERS)
     if len({percent(gateway.factor) for gateway in explanation.gateways}) > 1:  # Else they do not differ.
         gateways = [

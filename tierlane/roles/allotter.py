@@ -25,14 +25,16 @@ AUDIT_LOOK_S = 1.0
 STATEMENT_TIMEOUT_MS = 60_000
 
 
-def shared_customer(customer: Customer, cells: Sequence[CellRow]) -> SharedCustomer:
-    """A customer, with its base limits and its cells."""
+def shared_customer(
+    customer: Customer, cells: Sequence[CellRow], of_keys: Mapping[str, Mapping[str, int]]
+) -> SharedCustomer:
+    """A customer, with its base limits, its quotas and those of its keys, and its cells. `of_keys`: by customer."""
     return SharedCustomer(
         customer.id,
         cells_of(customer.id, cells, customer.cell, customer.spread),
         base_buckets(customer.limits, 1.0, customer.spread),
         int(value_of(customer.limits, MAX_CONCURRENCY) or 0),
-        customer.quotas,
+        (*customer.quotas, *of_keys.get(customer.id, {}).items()),
         customer.spread > 1,
         customer.zone,
     )
@@ -44,24 +46,28 @@ class SharedCustomers:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._snapshot: Snapshot | None = None
+        self._of_keys: Mapping[str, Mapping[str, int]] = {}
         self._found: Mapping[str, SharedCustomer] = {}
 
     def all(self) -> Mapping[str, SharedCustomer]:
         """By id; the same object until one of them changes."""
         snapshot = self._catalog.snapshot
         if snapshot is not None and snapshot is not self._snapshot:
-            self._snapshot = snapshot
+            self._snapshot, self._of_keys = snapshot, snapshot.quotas_of_keys()
             shared = [customer for customer in snapshot.customers.values() if customer.spread > 1]
-            found = {customer.id: shared_customer(customer, snapshot.cells) for customer in shared}
+            found = {customer.id: shared_customer(customer, snapshot.cells, self._of_keys) for customer in shared}
             if found != self._found:
                 self._found = found
         return self._found
 
     def find(self, customer_id: str) -> SharedCustomer | None:
         """Any customer of the catalog."""
+        self.all()
         snapshot = self._catalog.snapshot
         customer = snapshot.customers.get(customer_id) if snapshot is not None else None
-        return None if snapshot is None or customer is None else shared_customer(customer, snapshot.cells)
+        return (
+            None if snapshot is None or customer is None else shared_customer(customer, snapshot.cells, self._of_keys)
+        )
 
 
 class QuotaAudit:

@@ -79,8 +79,8 @@ const Keys = (() => {
   async function section(customer, refresh) {
     const keys = await Api.all("/keys", { customer: customer.id });
     const rows = keys.map((key) => [element("code", key.id), key.name, element("span", key.state, key.state === "live" ? "good" : "bad"), Parts.when(key.created_at),
-      Parts.when(key.expires_at), Parts.when(key.last_used_at), key.models?.join(", ") ?? "all of the customer", cell(key, refresh)]);
-    const nodes = [...Parts.cards("Keys", ["Key", "Name", "State", "Created", "Expires", "Last used", "Models", "Actions"], rows),
+      Parts.when(key.expires_at), Parts.when(key.last_used_at), key.models?.join(", ") ?? "all of the customer", key.quotas?.join(", ") ?? "none of its own", cell(key, refresh)]);
+    const nodes = [...Parts.cards("Keys", ["Key", "Name", "State", "Created", "Expires", "Last used", "Models", "Quotas", "Actions"], rows),
       Parts.actions([["administer", "Create key", () => create(customer, refresh)]])];
     const refused = keys.length ? Parts.refused(verbs(keys[0], refresh)) : null;
     return refused ? [...nodes, refused] : nodes;

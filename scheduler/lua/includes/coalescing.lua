@@ -6,7 +6,7 @@ local cached_outcomes = {}
 -- finish_from_cache(g, o, key, charged, answer) -> the reply of a submission that completes at once. It pays the reply's tokens.
 local function finish_from_cache(g, o, key, charged, answer)
   local used, bytes, tail = cmsgpack.unpack(answer)
-  local id, nonce, n, c = submissions[o + ID], submissions[o + NONCE], #cached_outcomes, g.customer
+  local id, nonce, n = submissions[o + ID], submissions[o + NONCE], #cached_outcomes
   local reply = '\220\0\17' .. str_header[#id] .. id .. packed[g.customer_id] .. str_header[#nonce] .. nonce ..
     cmsgpack.pack('completed', '', 0, -1, '', 0, '') .. tail .. packed.cache
   call('HSET', key, 'ended', string.format('%.0f', now), 'reply', reply)
@@ -14,9 +14,9 @@ local function finish_from_cache(g, o, key, charged, answer)
     record_replay(id, g.customer_id, keep_ms, arrived_at + submissions[o + TOTAL_MS], #reply)
   end
   if charged ~= 'nothing' then
-    settle_charge(c, o, used, g.meter)
-    if c.metered then
-      local text = metered.field(c, submissions[o + TOKENS], g.meter)
+    settle_charge(g, o, used)
+    if g.quotas.metered then
+      local text = metered.field(g.customer, g.quotas, submissions[o + TOKENS], g.meter)
       call('HSET', key, 'charged', metered.settle(text, true, 0, used > 0 and used or nil, function() end))
     end
   end

@@ -31,7 +31,7 @@ end
 local function check_limits(g, o, count, sums, coalesced)
   local key, tier_bucket = g.key, g.tier_bucket
   if key and key.tokens < count then return 'key_limit', ms_until(key.tokens, count, key.rate) end
-  local limit, retry_ms = check_customer(g.customer, o, count, sums, g.meter)
+  local limit, retry_ms = check_customer(g, o, count, sums)
   if limit then return limit, retry_ms end
   local wanted = math.max(1, math.min(count, tier_bucket.burst)) -- more are accepted if it is full; the debt rejects later ones
   if not coalesced and tier_bucket.tokens < wanted and not is_within_share(g, count) then
@@ -125,11 +125,11 @@ local function decide(g, o, key, together)
   if g.customer.asked then g.customer.asked = g.customer.asked + 1 end
   if together then outcome, retry_ms, limit = together[1], together[2], together[3]
   else outcome, retry_ms, limit = evaluate(g, o, 1, nil, coalesced) end
-  if outcome ~= 'accepted' then return outcome, retry_ms, nil, outcome == 'quota' and g.customer.refused_by or nil end
+  if outcome ~= 'accepted' then return outcome, retry_ms, nil, outcome == 'quota' and g.refused_by or nil end
   if limit then return 'accepted', 0, 'nothing', nil, limit end
   if g.key then spend(g.key) end
   if not coalesced then spend(g.tier_bucket) end
-  return 'accepted', 0, charge(g.customer, o, g.meter)
+  return 'accepted', 0, charge(g, o)
 end
 
 -- ACCEPTED, and pack_verdict(...): a packed verdict. The limits that remain are the same for a whole group, and packed once.
@@ -143,6 +143,6 @@ end
 -- pack_groups() -> packed {remaining limits, depth} of each group.
 local function pack_groups()
   local found = {}
-  for i, g in ipairs(groups) do found[i] = {remaining(g.customer, g.key), depth[g.tier.name]} end
+  for i, g in ipairs(groups) do found[i] = {remaining(g.customer, g.key, g.quotas), depth[g.tier.name]} end
   return cmsgpack.pack(found)
 end

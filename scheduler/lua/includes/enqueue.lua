@@ -65,7 +65,7 @@ local LISTED = {listed = true, ['listed+'] = true} -- of `charged`: the cost of 
 local function who_field(g, charged, marks)
   local kind = charged .. marks
   if g.who[kind] then return g.who[kind] end
-  local tail = string.find(charged, 'nothing', 1, true) and '-' or (g.key and g.key_id or '-') .. g.customer.windows
+  local tail = string.find(charged, 'nothing', 1, true) and '-' or (g.key and g.key_id or '-') .. g.quotas.windows
   g.who[kind] = table.concat({gateway_id, g.customer_id, g.tier.name, charged, tail}, ' ') .. marks
   return g.who[kind]
 end
@@ -106,7 +106,7 @@ local function store(g, o, key, body, charged, state)
     who = who_field(g, charged, (#body > LARGE_BYTES and ' large' or '') .. (has_key and ' idem ' .. decimal[keep_ms] or ''))
   end
   call('HSET', key, 'state', state or 'queued', 'env', columns .. submissions[o + NONCE], 'who', who, 'body', body)
-  if LISTED[charged] then call('HSET', key, 'charged', charged_field(g.customer, o, g.meter)) end
+  if LISTED[charged] then call('HSET', key, 'charged', charged_field(g, o)) end
   call('PEXPIRE', key, decimal[ms])
   if has_key then
     if g.home > 0 then g.customer.keep_ms = replay_ms end -- as long as another cell has to be asked for the key

@@ -24,13 +24,13 @@ local function find_room()
     local count = arriving[c]
     g.room = t.never_sheds and t.max_wait_ms < wait_ms and depth[t.name] + arriving[t] <= t.max_depth and
       g.tier_bucket.tokens >= arriving[g.tier_bucket] and (not g.key or g.key.tokens >= arriving[g.key]) and
-      not c.closed and not c.asked and #c.quotas == 0 and (c.max_concurrency == 0 or c.in_use + count <= c.max_concurrency)
+      not c.closed and not c.asked and not next(c.quotas) and (c.max_concurrency == 0 or c.in_use + count <= c.max_concurrency)
     for _, b in ipairs(c.buckets) do
       g.room = g.room and (b.cost == 0 and b.tokens >= count or b.cost == TOKENS and b.tokens >= c.arriving_tokens)
     end
     if g.room then
       g.elsewhere = is_elsewhere(g) or false
-      g.room, g.taken, g.taken_tokens, g.charged = not g.elsewhere, 0, 0, charged_kind(c)
+      g.room, g.taken, g.taken_tokens, g.charged = not g.elsewhere, 0, 0, charged_kind(g)
     end
   end
 end

@@ -42,6 +42,7 @@ local function group(n)
   g = {tier = t, customer_id = customer_id, key_id = key_id, key_weight = limits[6] or 0, who = {}, number = packed[n],
     customer = customer(customer_id, limits), meter = limits[5] or metered.NO_METER, tier_bucket = tier_bucket,
     home = homes[n] or 0, key = key_rate > 0 and bucket(T .. 'rl:key:' .. key_id, key_rate, key_burst) or nil}
+  g.quotas = quotas_of(g.customer, limits)
   groups[n] = g
   return g
 end
