@@ -60,7 +60,7 @@ async def acme(db: Any) -> str:
     await db.execute("INSERT INTO customers (name, tier, burst) VALUES ('acme', 'free', 10)")
     await db.execute("INSERT INTO quotas (customer_id, quota) SELECT id, '1000/day' FROM customers")
     await db.fetchval("SELECT issue_api_key('acme', 'ci')")
-    await db.execute("UPDATE api_keys SET requests_per_second = 20, burst = 5, models = ARRAY['tiny']")
+    await db.execute("UPDATE api_keys SET requests_per_second = 20, burst = 5, models = ARRAY['tiny'], quotas = '{9/hour}'")
     await db.execute("UPDATE customers SET models = ARRAY['tiny', 'large']")
     return str(await db.fetchval("SELECT id::text FROM customers"))
 
@@ -111,6 +111,7 @@ async def test_a_customer(pool: Pool, servers: dict[str, str], acme: str) -> Non
     assert (document["models"], list(document["key_models"].values())) == (["tiny", "large"], [["tiny"]])
     assert "Only models tiny, large." in by_name.stdout
     assert "only models tiny." in by_name.stdout
+    assert "also at most 9 requests per hour." in by_name.stdout
     assert (document["customer"], document["customer_id"], document["not_read"]) == ("acme", acme, [])
     assert document["capacity"]["rates"] == [100.0] * 4
 

@@ -96,15 +96,20 @@ async def _customer_row(connection: Connection, build: SnapshotBuild, customer_i
     build.add_customers([row])
     await feed(connection, build.add_keys, "catalog_keys_of", [], [customer_id])
     state, now = build.finish(0, {}), time()
+    customer = state.customers[customer_id]
     return CustomerRecord(
-        customer=state.customers[customer_id],
+        customer=customer,
         own=frozenset(column.name for column in LIMIT_COLUMNS if row[column.name] is not None),
         keys=tuple(
             key.identity
             for key in state.keys.values()
-            if (key.identity.key_rate > 0 or key.identity.models is not state.customers[customer_id].models)
-            and not key.revoked
+            if not key.revoked
             and key.expires_at > now
+            and (
+                key.identity.key_rate > 0
+                or key.identity.models is not customer.models
+                or len(key.identity.quotas) > len(customer.quotas)
+            )
         ),
     )
 

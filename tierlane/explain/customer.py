@@ -29,7 +29,7 @@ class CustomerRecord(msgspec.Struct, frozen=True):
 
     customer: Customer
     own: frozenset[str] = frozenset()
-    keys: tuple[Identity, ...] = ()  # Valid keys with a limit or models of their own.
+    keys: tuple[Identity, ...] = ()  # Valid keys with a limit, models or quotas of their own.
 
     def as_identity(self) -> Identity:
         """The customer without any of its keys."""
