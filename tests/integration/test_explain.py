@@ -60,7 +60,9 @@ async def acme(db: Any) -> str:
     await db.execute("INSERT INTO customers (name, tier, burst) VALUES ('acme', 'free', 10)")
     await db.execute("INSERT INTO quotas (customer_id, quota) SELECT id, '1000/day' FROM customers")
     await db.fetchval("SELECT issue_api_key('acme', 'ci')")
-    await db.execute("UPDATE api_keys SET requests_per_second = 20, burst = 5, models = ARRAY['tiny'], quotas = '{9/hour}'")
+    await db.execute(
+        "UPDATE api_keys SET requests_per_second = 20, burst = 5, models = ARRAY['tiny'], quotas = '{9/hour}'"
+    )
     await db.execute("UPDATE customers SET models = ARRAY['tiny', 'large']")
     return str(await db.fetchval("SELECT id::text FROM customers"))
 
