@@ -94,6 +94,7 @@ class Gateway(GatewayParts):
             **self._shared.body_store.loops(),
             **self.batches.loops(),
             **self.alerts.loops(),
+            **self.connection_probe.loops(),
             **self.loops(),
             **self.authenticator.loops(),
         }

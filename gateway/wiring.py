@@ -47,6 +47,7 @@ from gateway.operations.dashboard.page import Dashboard
 from gateway.operations.dashboard.snapshots import DashboardSnapshots
 from gateway.operations.endpoints import FindStored, Internal, InternalParts
 from gateway.operations.health.collector import HealthCollector, audit_lag_ms
+from gateway.operations.health.connection_probe import ConnectionProbe
 from gateway.operations.lookups import LookupParts, Lookups
 from gateway.operations.runbooks import Runbooks
 from gateway.operations.session import SessionAuth
@@ -125,6 +126,8 @@ class GatewayParts(PoolParts):
         self.batches = BatchService(
             config, entry=entry, jobs=self.jobs, jobs_of=jobs_of, faults=faults, counters=counters
         )
+        jobs = config.jobs
+        self.connection_probe = ConnectionProbe("" if jobs is None else jobs.session_url or jobs.database_url)
         self.snapshots = self._snapshots(config, catalog)
         self.internal = Internal(
             InternalParts(
@@ -152,7 +155,13 @@ class GatewayParts(PoolParts):
     def _snapshots(self, config: GatewayConfig, catalog: Catalog) -> DashboardSnapshots:
         stores = [HistoryStore(self._client, self._keys, config.gateway_id, kept) for kept in (HOUR, WEEK)]
         return DashboardSnapshots(
-            HealthCollector(catalog, self.pools, self.drain_state, self.authenticator),
+            HealthCollector(
+                catalog,
+                self.pools,
+                self.drain_state,
+                self.authenticator,
+                connection_problem=lambda: self.connection_probe.problem,
+            ),
             catalog,
             DashboardHistory(*stores),
             config.gateway_id,

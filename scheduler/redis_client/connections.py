@@ -148,7 +148,8 @@ async def translated() -> AsyncIterator[None]:
 
 def unavailable(error: BaseException) -> RedisUnavailable:
     """The RedisUnavailable for one of FAULTS."""
-    return RedisUnavailable(login_fault(error) or f"Redis did not respond: {type(error).__name__}: {error}")
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return RedisUnavailable(login_fault(error) or f"Redis did not respond: {text}")
 
 
 async def diagnosed(client: Redis, error: RedisUnavailable) -> RedisUnavailable:

@@ -14,6 +14,7 @@ import asyncpg
 import pytest
 
 from eventually import eventually
+from gateway.operations.health.connection_probe import ConnectionProbe
 from integration.ledger_fixtures import database_url, db, dsn, fill_catalog, own_server, postgres_server
 from ledger.catalog.changes import MAX_CHANGES, load_changes
 from ledger.catalog.follower import POLL_SLACK_S, Catalog
@@ -540,3 +541,24 @@ async def test_a_hundred_thousand_keys_are_followed_without_a_long_step(database
 
     assert {value_of(key.identity.limits, "burst") for key in catalog.snapshot.keys.values()} == {changed}
     assert longest_ms < LONGEST_STEP_MS
+
+
+async def test_a_suspended_postmaster_is_reported_although_open_sessions_work(own_server: EmbeddedPostgres) -> None:
+    """The catalog goes on over its session; the probe names the server, until a connection is accepted again."""
+    catalog, probe = Catalog(own_server.url), ConnectionProbe(own_server.url)
+    await catalog.start()
+    await probe.probe()
+    assert (probe.problem, catalog.problem) == (None, None)
+    os.kill(own_server.pid, signal.SIGSTOP)
+    try:
+        await probe.probe()
+        confirmed_at = catalog.age_s()
+        await eventually(lambda: catalog.age_s() < confirmed_at, "the session confirms the catalog", 5.0)
+        assert catalog.problem is None
+        assert probe.problem is not None
+        assert "does not accept new connections: no response within 2 s." in probe.problem
+    finally:
+        os.kill(own_server.pid, signal.SIGCONT)
+    await probe.probe()
+    assert probe.problem is None
+    await catalog.stop()

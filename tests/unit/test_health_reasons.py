@@ -172,6 +172,9 @@ CASES: dict[str, dict[str, Any]] = {
         "catalog_age_s": 900.5,
         "catalog_left_s": -0.5,
     },
+    "PostgreSQL accepts no new connections": {
+        "connection_problem": "PostgreSQL at db:5432 does not accept new connections: no response within 2 s."
+    },
     "jobs": {"jobs_problem": "PostgreSQL is not available: TimeoutError."},
     "polls are late": {"catalog_fresh": False, "catalog_age_s": 12.34},
     "an invalid row": {"catalog_problem": BAD_ROW, "bad_row": True},

@@ -185,6 +185,10 @@ ADVICE: dict[str, ProblemAdvice] = {
         "TierlaneCatalogStale",
         "All requests get 503 catalog_unavailable.",
     ),
+    "postgres_refuses_connections": ProblemAdvice(
+        "Check the main process of PostgreSQL (`ps` shows T if it is suspended), its connection limit, and the network.",
+        "TierlaneCatalogStale",
+    ),
     "jobs_not_stored": ProblemAdvice(
         "Check that PostgreSQL runs and is not a standby, its disk, and its connection limit or pooler.",
         "TierlaneCatalogStale",

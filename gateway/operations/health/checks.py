@@ -81,6 +81,7 @@ class HealthInputs:
     catalog_left_s: float = 900.0  # For how long known keys are served without PostgreSQL; negative: not any more.
     bad_row: bool = False  # The newest catalog was rejected because of an invalid row.
     jobs_problem: str | None = None  # Why jobs cannot be stored.
+    connection_problem: str | None = None  # Why PostgreSQL accepts no new connections.
     leaving: bool
     open_requests: int = 0  # Of this gateway.
     capacity_rps: float
@@ -161,6 +162,7 @@ def _findings(
         _gpus(inputs),
         _redis(inputs),
         _catalog(inputs),
+        _connections(inputs),
         finding("jobs:stored", "datastore", "no" if jobs else "yes", "", jobs, "jobs_not_stored"),
         finding(
             "models:enabled", "component", "no" if no_model else "yes", "", no_model, "no_model_enabled", level="down"
@@ -320,6 +322,16 @@ def _catalog(inputs: HealthInputs) -> HealthFinding:
     most = "" if inputs.bad_row else f" for at most {max(0.0, inputs.catalog_left_s):.0f} s more"
     reason = f"{why}. Requests are served{most} with the catalog confirmed {age_s} s ago; changes are not applied."
     return problem(code, name, "datastore", "degraded", age_s, "s", reason)
+
+
+def _connections(inputs: HealthInputs) -> HealthFinding:
+    """Whether PostgreSQL accepts new connections; while it does not respond at all, the check of the catalog reports that."""
+    fault, is_away = inputs.connection_problem, inputs.catalog_problem is not None and not inputs.bad_row
+    refused = None
+    if fault is not None and inputs.catalog_loaded and not is_away:
+        refused = f"{_clause(fault, '')}. Its open sessions work; a session that is lost cannot be replaced."
+    accepts = "no" if refused else "yes"
+    return finding("postgres:connections", "datastore", accepts, "", refused, "postgres_refuses_connections")
 
 
 def _clause(fault: str | None, default: str) -> str:

@@ -1,7 +1,7 @@
 """Collects the inputs of the health checks for every pool."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from math import inf
 from typing import NamedTuple
@@ -44,11 +44,21 @@ class PoolMemory(NamedTuple):
 class HealthCollector:
     """Runs the health checks of every pool."""
 
-    def __init__(self, catalog: Catalog, pools: Pools, drain_state: DrainState, authenticator: Authenticator) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        pools: Pools,
+        drain_state: DrainState,
+        authenticator: Authenticator,
+        *,
+        connection_problem: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`connection_problem`: why PostgreSQL accepts no new connections; None if it does."""
         self._catalog = catalog
         self._pools = pools
         self._drain_state = drain_state
         self._authenticator = authenticator
+        self._connection_problem = connection_problem
         self._memories: dict[str, PoolMemory] = {}
         self._most_left_s = -inf
 
@@ -93,6 +103,7 @@ class HealthCollector:
                 catalog.left_s < 0,
                 self._drain_state.leaving,
                 self._paused(),
+                self._connection_problem(),
             ),
             [each[:3] for parts in self._pools.named for each in parts.ended_tasks],
         )
@@ -161,6 +172,7 @@ class HealthCollector:
             catalog_left_s=catalog.left_s,
             bad_row=catalog.bad_row,
             jobs_problem=self._jobs_problem(parts),
+            connection_problem=self._connection_problem(),
             subscribed=parts.subscriber.subscribed.is_set(),
             leaving=self._drain_state.leaving,
             open_requests=sum(each.under_way for each in self._pools.all),
