@@ -1,6 +1,7 @@
 """The worker: one supervisor around one model process, from registration to deregistration.
 
-It registers with its first heartbeat, and pops batch ids while its model is ready and heartbeats succeed. On SIGTERM or
+It registers with its first heartbeat, and pops batch ids while its model is ready and heartbeats succeed. If its configuration
+is wrong, it ends, and its last heartbeat stays for five minutes, with the reason. On SIGTERM or
 SIGINT it lets what runs end, within the drain time or until a second signal, releases the rest, and deregisters. No loop
 here ends because of Redis, of a model or of one bad batch.
 
@@ -172,8 +173,12 @@ class Worker:
             if leaving:
                 await asyncio.wait(leaving, timeout=LEAVE_S)
                 await end_all(leaving)
-            # A lost worker must be visible in health.
-            await asyncio.gather(*(link.close(deregister=not self._broken) for link in links))
+            not_started = self._supervisor.start_error is not None
+            if not_started:  # The last heartbeat has the reason.
+                with suppress(RedisUnavailable):
+                    await self._link.register()
+            # A lost worker, and why one cannot start, must be visible in health.
+            await asyncio.gather(*(link.close(deregister=not (self._broken or not_started)) for link in links))
             await self._supervisor.close()
         if self._supervisor.start_error is not None:
             raise self._supervisor.start_error
@@ -439,8 +444,8 @@ class Worker:
         return self._status() == "starting"
 
     def _status(self) -> str:
-        if self._draining.is_set():
-            return "draining"
+        if self._draining.is_set() or self._supervisor.start_error is not None:
+            return "draining" if self._supervisor.start_error is None else "failed"
         if not self._gpu.usable.is_set():
             return "down"
         status = self._supervisor.status

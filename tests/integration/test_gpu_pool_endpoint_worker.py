@@ -1,5 +1,6 @@
 """A worker in front of an endpoint: results, streams, pauses, outages, and many requests at a time, each by itself."""
 
+import asyncio
 from contextlib import ExitStack
 
 import openai
@@ -43,6 +44,22 @@ async def test_batch_is_answered_with_the_model_and_key_of_the_endpoint(
 
     assert (first.output, first.tokens_used, first.model_version, first.attempts) == ("olleh", 12, MODEL, 1)
     assert (second.state, second.error_code) == ("failed", "invalid_request")
+
+
+async def test_a_worker_that_cannot_start_leaves_its_reason(start_worker: StartWorker, stand_in: StandIn) -> None:
+    """Its last heartbeat stays when it has ended, with the reason and its cause, until the worker is started again."""
+    stand_in.api_key = "right"
+    backend = f"openai:{stand_in.url}"
+    worker = await start_worker(backend=backend, endpoint=endpoint_access("wrong"))
+    async with asyncio.timeout(20):
+        assert await worker.process.wait() != 0
+
+    view = await worker.view()
+    assert view is not None
+    assert (view.status, view.healthy, view.cause) == ("failed", False, "key_rejected")
+    assert view.reason.startswith("The endpoint rejects the key: set TIERLANE_ENDPOINT_API_KEY.")
+
+    await (await start_worker(backend=backend, endpoint=endpoint_access("right"))).reaches("ready")
 
 
 async def test_worker_outlives_its_endpoint(pool: Pool, start_worker: StartWorker) -> None:

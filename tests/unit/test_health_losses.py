@@ -63,6 +63,25 @@ def test_lost_workers(looks: list[tuple[int, list[WorkerView]]], lost: dict[str,
     assert losses.all == tuple(LostWorker(name, at_ms) for name, at_ms in lost.items())
 
 
+def test_a_failed_start_is_not_reported_once_the_worker_was_started_again() -> None:
+    """A worker without a name has another id at each start; one with a name has the same, and stays until it starts."""
+    failed = replace(worker("host-7", healthy=False, status="failed", age_ms=3000.0), host="host", pid=7)
+    named = replace(failed, id="gpu-7")
+    elder = replace(worker("host-2"), host="host", pid=2)
+    again = replace(worker("host-9", healthy=False, status="starting"), host="host", pid=9)
+    losses, shown = WorkerLosses(), []
+    for now_ms, workers in (
+        (10_000, [elder]),
+        (13_000, [elder, failed, named]),
+        (14_000, [elder, failed, named, again]),
+    ):
+        losses.update(workers, now_ms)
+        seen = losses.without_replaced(Observation(now_ms, {}, workers, [], 0, 0, 0, 0))
+        shown.append([each.id for each in seen.workers])
+
+    assert shown == [["host-2"], ["host-2", "host-7", "gpu-7"], ["host-2", "gpu-7", "host-9"]]
+
+
 def test_a_lost_worker_with_a_replacement_is_not_reported() -> None:
     """Redis lists it for five minutes. A replacement serves, was first observed after the loss, and replaces one worker."""
     losses, gone = WorkerLosses(), worker("gpu-2", healthy=False, age_ms=2000.0)

@@ -115,6 +115,9 @@ CASES: dict[str, dict[str, Any]] = {
     "a GPU fault": {"observation": observation(worker(1), LOST, DOWN)},
     "a failed model": {"observation": observation(worker(1), lost(2, "failed"), lost(3, "starting"))},
     "an endpoint": {"observation": observation(worker(1), changed(lost(2, "away"), reason=NO_KEY))},
+    "an endpoint with a wrong key from the start": {
+        "observation": observation(worker(1), changed(lost(2, "failed"), reason=NO_KEY, cause="key_rejected"))
+    },
     "an endpoint of many workers": {
         "observation": observation(
             worker(1),

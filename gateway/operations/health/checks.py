@@ -233,6 +233,8 @@ def _worker_code(worker: WorkerView) -> str:
         return "model_too_slow"
     if worker.pausing:
         return "worker_paused"
+    if worker.cause and worker.status in {"down", "failed"}:  # Because of its endpoint.
+        return "endpoint_unavailable"
     return _STATUS_CODES.get(worker.status, "gpu_lost")
 
 

@@ -78,11 +78,20 @@ class WorkerLosses:
     def without_replaced(self, seen: Observation, elsewhere: Collection[str] = ()) -> Observation:
         """The observation without silent workers that were replaced: Redis lists them for five minutes.
 
-        Also without those that serve other cells, `elsewhere`, and have not ended their batches here.
+        Also without those that serve other cells, `elsewhere`, and have not ended their batches here, and those without a name
+        that failed at their start and were started again.
         """
         gone = {each.id for each in seen.workers if each.status in ACTIVE_STATUSES and each.id in self._replaced}
         gone |= {each.id for each in seen.workers if not each.healthy and each.id in elsewhere}
+        gone |= {each.id for each in seen.workers if each.status == "failed" and self._started_again(each, seen)}
         return replace(seen, workers=[each for each in seen.workers if each.id not in gone]) if gone else seen
+
+    def _started_again(self, failed: WorkerView, seen: Observation) -> bool:
+        """Whether another worker of the same host started later: without a name, a worker has another id at each start."""
+        unnamed = [each for each in seen.workers if each.host == failed.host and each.id == f"{each.host}-{each.pid}"]
+        at_ms, first_seen = seen.now_ms - failed.age_ms, self._first_seen or {}
+        others = [each.id for each in unnamed if each.id != failed.id]
+        return len(others) < len(unnamed) and any(first_seen.get(each, 0) > at_ms for each in others)
 
     @property
     def all(self) -> tuple[LostWorker, ...]:

@@ -136,11 +136,11 @@ class Endpoint:
         await self._transport.open()
         pauses, until = Pauses(), self._clock() + within_s
         while (seen := await self._seen("")).fault:
+            self.waiting(seen.fault)
             if seen.ours:
                 raise StartError(f"{seen.fault} ({self._address.base})")
             if self._clock() >= until:
                 raise EndpointAway(seen.fault)
-            self.waiting(seen.fault)
             await asyncio.sleep(pauses.probe_s())
         self.waiting("")
         self._probed = seen
