@@ -8,6 +8,7 @@ from msgspec.structs import replace as changed
 
 from gateway.direct.probe import Unreachable
 from gateway.operations.health.checks import health
+from gateway.operations.health.outcomes import TierResult
 from gateway.operations.health.pool_state import MeasuredPool
 from gateway.operations.health.tiers import shedding
 from gateway.operations.health.worker_losses import LostWorker
@@ -22,7 +23,7 @@ from health_inputs import (
     observation,
     worker,
 )
-from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
+from scheduler.protocol.pool_view import GatewayStats, Observation, TierOutcomes, TierStats, WorkerView
 
 
 def failing(document: MeasuredPool) -> dict[str, str]:
@@ -30,7 +31,7 @@ def failing(document: MeasuredPool) -> dict[str, str]:
     return {
         name: check["status"]
         for name, checks in document["checks"].items()
-        for check in checks
+        for check in reversed(checks)  # The first is the worst.
         if check["status"] != "pass"
     }
 
@@ -159,7 +160,9 @@ def test_each_problem_has_a_level_and_fails_its_check(
 
     assert document["status"] == status
     assert failing(document) == checks
-    assert len(document["reasons"]) == len(checks.keys() - {"breaker:redis"})
+    found = [(name, check) for name, several in document["checks"].items() for check in several]
+    outputs = [check["output"] for name, check in found if check["status"] != "pass" and name != "breaker:redis"]
+    assert sorted(document["reasons"]) == sorted(outputs)
 
 
 def test_before_the_first_observation_the_gateway_is_down() -> None:
@@ -218,32 +221,43 @@ def flow(arrived: float, shed: float, demand: float) -> dict[str, float]:
 
 
 ADMITTED = flow(100.0, 0.0, 100.0)
+ONE_OF_TWO = flow(1.0, 0.5, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("tiers", "losses", "share", "reason"),
+    ("tiers", "minute", "losses", "share", "reason"),
     [
-        ({"paid": ADMITTED, "free": ADMITTED}, (LostWorker("gpu-3", AT_14_02),), 0.0, None),
-        ({"free": flow(100.0, 1.9, 100.0)}, (), 0.0, None),  # below the minimum share
-        ({"free": flow(1.0, 0.4, 1.0)}, (), 0.0, None),  # below the minimum rate
-        ({"free": flow(280.0, 28.0, 280.0)}, (), 0.1, "Rejecting 10% of free requests: queues are too long"),
-        ({"free": flow(0.0, 5.0, 400.0)}, (), 1.0, "Rejecting 100% of free requests: 400/s demand exceeds 310/s"),
-        (
-            {"paid": flow(200.0, 10.0, 200.0), "free": flow(280.0, 280.0, 280.0)},
-            (LostWorker("gpu-1", AT_14_02 + 90_000), LostWorker("gpu-3", AT_14_02)),
-            1.0,
+        ({"paid": ADMITTED, "free": ADMITTED}, 0, (LostWorker("gpu-3", AT_14_02),), 0.0, None),
+        ({"free": flow(1000.0, 19.0, 1000.0)}, 99, (), 0.0, None),  # below the minimum share
+        ({"free": flow(1.0, 0.4, 1.0)}, 99, (), 0.0, None),  # below the minimum rate
+        ({"free": ONE_OF_TWO}, 9, (), 0.0, None),  # too few requests
+        ({"free": ONE_OF_TWO}, 10, (), 0.25, "Rejecting 25% of free requests: queues are too long"),
+        ({"free": flow(280.0, 28.0, 280.0)}, 0, (), 0.1, "Rejecting 10% of free requests: queues are too long"),
+        ({"free": flow(0.0, 5.0, 400.0)}, 0, (), 1.0, "Rejecting 100% of free requests: 400/s demand exceeds 310/s"),
+        *(
             (
-                "Rejecting 5% of paid requests, 100% of free requests: 480/s demand exceeds 310/s capacity since gpu-3 and "
-                "1 more were lost at 14:02 UTC."
-            ),
+                {"paid": flow(200.0, 10.0, demand), "free": flow(280.0, 280.0, 200.0)},
+                0,
+                (LostWorker("gpu-1", AT_14_02 + 90_000), LostWorker("gpu-3", AT_14_02)),
+                1.0,
+                (
+                    f"Rejecting 5% of paid requests, 100% of free requests: {demand + 200:.0f}/s demand, 310/s capacity since "
+                    "gpu-3 and 1 more were lost at 14:02 UTC."
+                ),
+            )
+            for demand in (200.0, 100.0)  # Over the capacity, and within it.
         ),
     ],
 )
 def test_rejections_for_lack_of_capacity(
-    tiers: dict[str, Any], losses: tuple[LostWorker, ...], share: float, reason: str | None
+    tiers: dict[str, Any], minute: int, losses: tuple[LostWorker, ...], share: float, reason: str | None
 ) -> None:
-    """The reason has the share of each tier, the cause, and since when workers are missing."""
-    finding = shedding(tiers, 310.0, losses)
+    """The reason has the share of each tier, of enough requests, and the cause: with lost workers these, whatever the demand.
+
+    `minute`: the rejections of the last minute, of four times as many requests.
+    """
+    outcomes = TierOutcomes(completed_60s=3 * minute, others_60s={"queue_full": minute, "invalid_request": 50})
+    finding = shedding(tiers, dict.fromkeys(tiers, TierResult(outcomes)), 310.0, losses)
 
     assert (finding.value, finding.level) == (share, "degraded" if reason else "healthy")
     assert (finding.reason or "").startswith(reason or "")
@@ -264,7 +278,9 @@ def test_rejections_with_another_cause_refer_to_its_check(
     stats = TierStats(5.0, 5.0, 0.0, arrived_rps=5.0)
     seen = Observation(0, {}, workers, [GatewayStats("g1", 0.0, {"free": stats})], 0, 0, 0, 0)
 
-    assert f"(see {check})" in health(inputs(observation=seen, factors={"free": 1.0}, **changes))["reasons"][0]
+    (found,) = health(inputs(observation=seen, factors={"free": 1.0}, **changes))["checks"]["capacity:shed"]
+
+    assert f"(see {check})" in found["output"]
 
 
 @pytest.mark.parametrize(

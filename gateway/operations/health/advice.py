@@ -28,6 +28,11 @@ ADVICE: dict[str, ProblemAdvice] = {
     "capacity_exceeded": ProblemAdvice(
         "Add workers, or lower the limits of the top customers with `tierlane customer set`.", "TierlaneOverloaded"
     ),
+    "capacity_lost": ProblemAdvice(
+        "Restore {about}, or start another worker. If the demand exceeds the capacity then, lower the limits of the top "
+        "customers with `tierlane customer set`.",
+        "TierlaneOverloaded",
+    ),
     "queues_too_long": ProblemAdvice(
         "The capacity is sufficient but requests wait: check the schedulers and the batch times of the workers.",
         "TierlaneOverloaded",

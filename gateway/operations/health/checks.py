@@ -15,7 +15,7 @@ from gateway.limits.refusals import failing_customer
 from gateway.operations.figures import total
 from gateway.operations.health.advice import finding, problem, with_impact
 from gateway.operations.health.gateway_losses import LostGateway
-from gateway.operations.health.model import LEVELS, HealthFinding, Status, shortened
+from gateway.operations.health.model import LEVELS, Check, HealthFinding, Status, shortened
 from gateway.operations.health.outcomes import (
     CauseInputs,
     TierObjective,
@@ -63,7 +63,7 @@ _WORKER_CODES = (
     *("model_too_slow", "gpu_fault", "gpu_lost", "model_failed", "endpoint_unavailable"),
     *("worker_starting", "worker_cordoned", "worker_stopping", "worker_paused"),
 )
-"""The worst first: it is the code of the check."""
+"""The worst first, as the findings of the check are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +119,16 @@ def health(inputs: HealthInputs) -> MeasuredPool:
     results = tier_results(list(inputs.factors), inputs.objectives, seen)
     tiers = {name: measured_tier(name, part, seen, results[name]) for name, part in inputs.factors.items()}
     found = _findings(inputs, tiers, results)
+    checks: dict[str, list[Check]] = {}
+    for each in found:
+        checks.setdefault(each.name, []).append(each.check(inputs.time))
+    worst_first = sorted(found, key=lambda each: LEVELS.index(each.level), reverse=True)
     healthy = [worker for worker in workers if worker.healthy]
     slotted = [worker for worker in healthy if worker.slots]
     busy = _mean([worker.utilization for worker in healthy])
     return {
         "status": max((each.level for each in found), key=LEVELS.index),
-        "reasons": list(dict.fromkeys(each.reason for each in found if each.reason)),
+        "reasons": list(dict.fromkeys(each.reason for each in worst_first if each.reason)),
         "gpu_utilization": round(min(1.0, max(0.0, busy)), 4),
         "padding_waste": round(_mean([worker.padding_waste for worker in healthy]), 4),
         "queue_depth": sum(tier.depth for tier in seen.tiers.values()) if seen else 0,
@@ -143,7 +147,7 @@ def health(inputs: HealthInputs) -> MeasuredPool:
         "audit_lag_ms": inputs.audit_lag_ms,
         "batches_per_second": total([gateway.batches_per_second for gateway in gateways]),
         "filled_per_second": total([gateway.filled_per_second for gateway in gateways]),
-        "checks": {each.name: [each.check(inputs.time)] for each in found},
+        "checks": checks,
     }
 
 
@@ -156,11 +160,12 @@ def _findings(
     jobs, no_model = inputs.jobs_problem, "No model is enabled." if inputs.no_model else None
     if jobs is not None:
         jobs = f"Jobs and files cannot be stored and get 503: {_clause(jobs, '')}."
-    findings = [
-        failing_tiers(results, inputs.held, evidence),
-        shedding(tiers, inputs.capacity_rps, inputs.losses, _obstacle(inputs)),
-        _gpus(inputs),
+    findings = [  # Causes before their effects, since reasons of one level have this order.
+        *_gpus(inputs),
         _redis(inputs),
+        scheduling(seen, registering=inputs.registering, expected=inputs.schedulers_expected),
+        failing_tiers(results, inputs.held, evidence),
+        shedding(tiers, results, inputs.capacity_rps, inputs.losses, _obstacle(inputs)),
         _catalog(inputs),
         _connections(inputs),
         finding("jobs:stored", "datastore", "no" if jobs else "yes", "", jobs, "jobs_not_stored"),
@@ -170,7 +175,6 @@ def _findings(
         refused_customers(seen),
         *missed_objectives(results, inputs.held),
         restarted(inputs.restarts),
-        scheduling(seen, registering=inputs.registering, expected=inputs.schedulers_expected),
         lost_gateways(seen, inputs.lost_gateways),
         ended_tasks(inputs.ended_tasks, seen, inputs.gateway_id),
         *_replies_and_records(inputs),
@@ -198,32 +202,41 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _gpus(inputs: HealthInputs) -> HealthFinding:
+def _gpus(inputs: HealthInputs) -> list[HealthFinding]:
+    """Whether all workers are healthy: a finding for each cause, with its action, the worst first."""
     seen = inputs.observation
     total = seen.total_gpus if seen else 0
     unhealthy = [worker for worker in seen.workers if not worker.healthy or is_slow(worker)] if seen else []
     name, kind, unit = "gpus:healthy", "component", "gpus"
     if inputs.registering and not unhealthy:  # Some may have registered already.
         reason = "Redis was restarted without its data; workers and schedulers are registering again."
-        return problem("workers_registering", name, kind, "degraded", total, unit, reason)
+        return [problem("workers_registering", name, kind, "degraded", total, unit, reason)]
     if total == 0 and inputs.gpus_elsewhere:
-        return HealthFinding(name, kind, "healthy", 0, unit)
+        return [HealthFinding(name, kind, "healthy", 0, unit)]
     if total == 0:
-        return problem("no_gpu", name, kind, "down", 0, unit, "No GPU is known: no worker has sent a heartbeat.")
+        return [problem("no_gpu", name, kind, "down", 0, unit, "No GPU is known: no worker has sent a heartbeat.")]
     silent = [worker for worker in seen.workers if worker.reason] if seen else []
     if not unhealthy and silent:
         about = shortened([worker.id for worker in silent], NAMED_WORKERS)
-        return problem("endpoint_silent", name, kind, "degraded", total, unit, f"{reported_reasons(silent)}.", about)
+        return [problem("endpoint_silent", name, kind, "degraded", total, unit, f"{reported_reasons(silent)}.", about)]
     if not unhealthy:
-        return HealthFinding(name, kind, "healthy", total, unit)
+        return [HealthFinding(name, kind, "healthy", total, unit)]
     # A pausing worker resumes before requests would be rejected for lack of GPUs.
     all_lost = len(unhealthy) == total and not any(worker.pausing for worker in unhealthy) and not inputs.registering
-    verb = "is" if len(unhealthy) == 1 else "are"
-    reason = f"{len(unhealthy)} of {total} GPUs {verb} not healthy: {worker_problems(unhealthy)}."
-    code = min((_worker_code(worker) for worker in unhealthy), key=_WORKER_CODES.index)
-    about = shortened([worker.id for worker in unhealthy if _worker_code(worker) == code], NAMED_WORKERS)
     level: Status = "down" if all_lost and not inputs.gpus_elsewhere else "degraded"
-    return problem(code, name, kind, level, total - len(unhealthy), unit, reason, about)
+    by_code: dict[str, list[WorkerView]] = {}
+    for worker in unhealthy:
+        by_code.setdefault(_worker_code(worker), []).append(worker)
+    findings: list[HealthFinding] = []
+    for code in sorted(by_code, key=_WORKER_CODES.index):
+        workers = by_code[code]
+        verb = "is" if len(workers) == 1 else "are"
+        reason = f"{len(workers)} of {total} GPUs {verb} not healthy: {worker_problems(workers)}."
+        about = shortened([worker.id for worker in workers], NAMED_WORKERS)
+        # Only the first is `down`: it says what customers see.
+        each_level: Status = "degraded" if findings else level
+        findings.append(problem(code, name, kind, each_level, total - len(unhealthy), unit, reason, about))
+    return findings
 
 
 def _worker_code(worker: WorkerView) -> str:

@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from gateway.limits.gpu_time import tier_gpu_time
+from gateway.limits.outcomes import CAPACITY_REJECTIONS
 from gateway.operations.figures import sum_counts, total
 from gateway.operations.health.advice import finding
-from gateway.operations.health.model import HealthFinding
-from gateway.operations.health.outcomes import TierResult
+from gateway.operations.health.model import HealthFinding, shortened
+from gateway.operations.health.outcomes import NAMED_WORKERS, TierResult
 from gateway.operations.health.pool_state import TOP_CUSTOMERS, MeasuredTier, TopCustomer
 from gateway.operations.health.worker_losses import LostWorker
-from scheduler.protocol.pool_view import Observation, TierDepth, TierStats
+from scheduler.protocol.pool_view import Observation, TierDepth, TierOutcomes, TierStats
 
 FULL_LIMITS = 0.995  # Percentages are rounded: limits must not be reported as reduced to 100 %.
 AMPLIFIED = 1.5  # Retries are reported from this amplification on,
@@ -23,6 +24,8 @@ MAX_AMPLIFICATION = 100.0  # If all observed requests are retries, the rate of f
 
 MIN_SHED_SHARE = 0.02  # Of a tier's requests. Fewer rejections are normal at the threshold of a limit.
 MIN_SHED_RPS = 0.5
+MIN_REJECTED = 10  # Rejections from which on a share is shown, of the seconds of the rates or of a minute.
+RATES_S = 2.0  # As the rates of gateways are averaged (gateway/limits/demand.py).
 
 
 def measured_tier(name: str, part: float, seen: Observation | None, result: TierResult) -> MeasuredTier:
@@ -117,40 +120,52 @@ class Obstacle(NamedTuple):
     check: str
 
 
+def _rejected_share(tier: MeasuredTier, outcomes: TierOutcomes) -> float:
+    """The share of a tier's requests that are rejected for lack of capacity; 0.0 if they are too few to tell.
+
+    With few requests, those of the last minute count.
+    """
+    shed_rps = tier["shed_per_second"]
+    if shed_rps * RATES_S >= MIN_REJECTED:
+        # A request may be rejected in a later heartbeat interval than the one it arrived in.
+        return shed_rps / max(tier["in_rps"], shed_rps)
+    rejected = sum(outcomes.others_60s.get(code, 0) for code in CAPACITY_REJECTIONS)
+    if shed_rps < MIN_SHED_RPS or rejected < MIN_REJECTED:
+        return 0.0
+    return rejected / (rejected + outcomes.completed_60s + outcomes.failed_60s)
+
+
 def shedding(
     tiers: Mapping[str, MeasuredTier],
+    results: Mapping[str, TierResult],
     capacity_rps: float,
     losses: Sequence[LostWorker],
     obstacle: Obstacle | None = None,
 ) -> HealthFinding:
     """Whether requests of a tier are rejected for lack of capacity, and why.
 
-    `obstacle`: a cause that affects all requests; without it, the cause is the capacity or the queue length.
+    `obstacle`: a cause that affects all requests. Without it, the cause is a loss of workers, the capacity or the queue length.
     """
-    shed: dict[str, float] = {}
-    for name, tier in tiers.items():
-        shed_rps = tier["shed_per_second"]
-        # A request may be rejected in a later heartbeat interval than the one it arrived in.
-        share = shed_rps / max(tier["in_rps"], shed_rps, MIN_SHED_RPS)
-        if shed_rps >= MIN_SHED_RPS and share >= MIN_SHED_SHARE:
-            shed[name] = share
+    shares = {name: _rejected_share(tier, results[name].outcomes) for name, tier in tiers.items()}
+    shed = {name: share for name, share in shares.items() if share >= MIN_SHED_SHARE}
     worst = round(max(shed.values(), default=0.0), 4)
     if not shed:
         return HealthFinding("capacity:shed", "component", "healthy", worst, "ratio")
     demand_rps, about = sum(tier["demand_rps"] for tier in tiers.values()), ""
     if obstacle is not None:
         code, cause, about = "rejected_by_fault", f"{obstacle.cause} (see {obstacle.check})", obstacle.check
+    elif losses:  # Of the workers that were not replaced: with the first loss the shortage began.
+        at = datetime.fromtimestamp(losses[-1].at_ms / 1000, tz=UTC)
+        verb = "was" if len(losses) == 1 else "were"
+        more = f" and {len(losses) - 1} more" if len(losses) > 1 else ""
+        since = f"since {losses[-1].worker}{more} {verb} lost at {at:%H:%M} UTC"
+        code, cause = "capacity_lost", f"{demand_rps:.0f}/s demand, {capacity_rps:.0f}/s capacity {since}"
+        about = shortened([each.worker for each in losses], NAMED_WORKERS)
     elif capacity_rps < demand_rps:
         code, cause = "capacity_exceeded", f"{demand_rps:.0f}/s demand exceeds {capacity_rps:.0f}/s capacity"
     else:
         within = f"{demand_rps:.0f}/s demand is within {capacity_rps:.0f}/s capacity"
         code, cause = "queues_too_long", f"queues are too long, although {within}"
-    since = ""
-    if losses:  # Of the workers that were not replaced: with the first loss the shortage began.
-        at = datetime.fromtimestamp(losses[-1].at_ms / 1000, tz=UTC)
-        verb = "was" if len(losses) == 1 else "were"
-        more = f" and {len(losses) - 1} more" if len(losses) > 1 else ""
-        since = f" since {losses[-1].worker}{more} {verb} lost at {at:%H:%M} UTC"
     named = ", ".join(f"{share:.0%} of {name} requests" for name, share in shed.items())
-    reason = f"Rejecting {named}: {cause}{since}."
+    reason = f"Rejecting {named}: {cause}."
     return finding("capacity:shed", "component", worst, "ratio", reason, code, about)
