@@ -38,11 +38,12 @@ OTHERS = ""
 class _Counts:
     """GPU time and wait in microseconds, whole numbers so that a slot can be subtracted exactly; `slots` that have a part."""
 
-    __slots__ = ("gpu_us", "slots", "unmet", "wait_us", "weight")
+    __slots__ = ("customer_id", "gpu_us", "slots", "unmet", "wait_us", "weight")
 
-    def __init__(self, weight: float) -> None:
+    def __init__(self, weight: float, customer_id: str) -> None:
         self.gpu_us = self.wait_us = self.unmet = self.slots = 0
         self.weight = weight
+        self.customer_id = customer_id
 
     def add(self, other: "_Counts", sign: int) -> None:
         self.gpu_us += sign * other.gpu_us
@@ -81,7 +82,7 @@ class GpuTimeMeter:
             key = (OTHERS, identity.tier)
         counts = slot.get(key)
         if counts is None:
-            counts = slot[key] = _Counts(identity.weight)
+            counts = slot[key] = _Counts(identity.weight, identity.customer_id)
         return counts
 
     def heartbeat(self, now: float) -> tuple[dict[str, float], list[CustomerGpuTime]]:
@@ -92,7 +93,7 @@ class GpuTimeMeter:
         self._number = number
         self._slots.append((number, self._slot))
         for key, counts in self._slot.items():
-            self._totals.setdefault(key, _Counts(counts.weight)).add(counts, 1)
+            self._totals.setdefault(key, _Counts(counts.weight, counts.customer_id)).add(counts, 1)
         self._slot = {}
         while self._slots[0][0] <= number - SLOTS:  # It has left the window.
             for key, counts in self._slots.popleft()[1].items():
@@ -105,7 +106,14 @@ class GpuTimeMeter:
         waiting = heapq.nlargest(TOP_WAITING, known, key=lambda each: each[1].wait_us)
         unmet = heapq.nlargest(TOP_WAITING, known, key=lambda each: each[1].unmet)
         self._ranked = [
-            CustomerGpuTime(*key, c.weight, c.gpu_us / 1000, round(c.wait_us / 1000 / WINDOW_MS, 3), c.unmet)
+            CustomerGpuTime(
+                *key,
+                c.weight,
+                c.gpu_us / 1000,
+                round(c.wait_us / 1000 / WINDOW_MS, 3),
+                c.unmet,
+                c.customer_id if c.unmet >= UNMET else "",
+            )
             for key, c in dict(used + waiting + unmet).items()
         ]
         self._of_tiers = {}
@@ -164,6 +172,7 @@ def tier_gpu_time(tier: str, gateways: Iterable[GatewayStats]) -> TierGpuTime:
                     gpu_ms=known.gpu_ms + each.gpu_ms,
                     waiting=known.waiting + each.waiting,
                     unmet=known.unmet + each.unmet,
+                    customer_id=known.customer_id or each.customer_id,
                 )
             customers[each.name] = each
     ordered = sorted(customers.values(), key=lambda each: (-each.gpu_ms, each.name))

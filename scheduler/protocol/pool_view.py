@@ -197,7 +197,8 @@ class CustomerRate(msgspec.Struct, array_like=True, frozen=True):
 
 class CustomerGpuTime(msgspec.Struct, array_like=True, frozen=True):
     """The GPU time of a customer at a gateway in the last minute, of interactive requests. `waiting`: the mean number of its
-    requests in the queue. `unmet`: those that failed for lack of capacity or other faults of the service.
+    requests in the queue. `unmet`: those that failed for lack of capacity or other faults of the service. `customer_id`: of one
+    with many of them.
     """
 
     name: str
@@ -206,6 +207,7 @@ class CustomerGpuTime(msgspec.Struct, array_like=True, frozen=True):
     gpu_ms: float
     waiting: float
     unmet: int
+    customer_id: str = ""
 
 
 class GatewayStats(msgspec.Struct, array_like=True, frozen=True):

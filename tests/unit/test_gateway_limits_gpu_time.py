@@ -42,6 +42,18 @@ def test_memory_and_heartbeat_are_bounded() -> None:
     assert {"c0", "c49", "c69"} <= {each.name for each in published}
 
 
+def test_the_id_of_a_customer_with_many_unmet_requests_is_published() -> None:
+    """Others have none: heartbeats stay small."""
+    meter = GpuTimeMeter()
+    for n in range(UNMET + 1):
+        for name in ("flood", "quiet")[: 2 if n else 1]:
+            meter.unmet(identity(customer_name=name, customer_id=f"id-{name}"))
+    meter.unmet(identity(customer_name="one", customer_id="id-one"))
+
+    _, published = meter.heartbeat(0.0)
+    assert {each.name: each.customer_id for each in published} == {"flood": "id-flood", "quiet": "id-quiet", "one": ""}
+
+
 @pytest.mark.parametrize(
     ("values", "index"), [([], 1.0), ([3.0], 1.0), ([2.0, 2.0], 1.0), ([1.0, 0.0], 0.5), ([0.0, 0.0], 1.0)]
 )

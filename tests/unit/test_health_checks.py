@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from gateway.direct.probe import Unreachable
+from gateway.limits.gpu_time import TOP_WAITING
 from gateway.operations.health.checks import health
 from gateway.operations.health.outcomes import TierResult
 from gateway.operations.health.pool_state import MeasuredPool
@@ -23,7 +24,7 @@ from health_inputs import (
     observation,
     worker,
 )
-from scheduler.protocol.pool_view import GatewayStats, Observation, TierOutcomes, TierStats, WorkerView
+from scheduler.protocol.pool_view import CustomerGpuTime, GatewayStats, Observation, TierOutcomes, TierStats, WorkerView
 
 
 def failing(document: MeasuredPool) -> dict[str, str]:
@@ -212,6 +213,7 @@ def test_retries_that_multiply_the_load_are_reported(
     assert failing(document) == ({"retries:amplification": "warn"} if reported else {})
 
 
+OTHERS = [(f"c{n}", 0) for n in range(TOP_WAITING)]
 AT_14_02 = 14 * 3_600_000 + 2 * 60_000
 
 
@@ -261,6 +263,31 @@ def test_rejections_for_lack_of_capacity(
 
     assert (finding.value, finding.level) == (share, "degraded" if reason else "healthy")
     assert (finding.reason or "").startswith(reason or "")
+
+
+@pytest.mark.parametrize(
+    ("unmet", "rejected", "named"),
+    [
+        ([("acme", 90), ("zeta", 10)], 200, "; 90% of the rejected requests are of customer acme (id-acme)."),
+        ([("acme", 60), *OTHERS], 100, "; 60% of the rejected requests are of customer acme (id-acme)."),
+        ([("acme", 40), *OTHERS], 100, ""),  # Of many customers, gateways publish only some.
+        ([("acme", 40), ("zeta", 45), ("beta", 20)], 100, ""),
+        ([("acme", 0)], 100, ""),  # An older gateway does not report its id.
+    ],
+)
+def test_the_customer_of_most_rejected_requests_is_named(
+    unmet: list[tuple[str, int]], rejected: int, named: str
+) -> None:
+    """With its id and its share over all gateways; the action then names it, whatever the demand is."""
+    tier = {"free": flow(400.0, 100.0, 400.0)}
+    results = {"free": TierResult(TierOutcomes(others_60s={"queue_full": rejected, "invalid_request": 900}))}
+    customers = [CustomerGpuTime(name, "free", 1.0, 0.0, 0.0, n // 2, f"id-{name}" if n else "") for name, n in unmet]
+    gateways = [GatewayStats("g", 0.0, {}, gpu_times=customers)] * 2
+    for capacity_rps in (310.0, 500.0):
+        finding = shedding(tier, results, capacity_rps, (), gateways=gateways)  # type: ignore[arg-type]
+        assert finding.reason is not None
+        assert ("; " in finding.reason, finding.reason.endswith(named)) == (bool(named), True)
+        assert ("limits of acme with" in finding.action) == bool(named)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,15 @@ from gateway.operations.health.worker_losses import LostWorker
 from gpu_pool.backends.openai_endpoint.availability import SILENT
 from gpu_pool.backends.openai_endpoint.errors import LOADING, NO_KEY
 from health_inputs import DOWN, INACTIVE, LOST, PAUSING, REDIS_DOWN, SERVING, inputs, observation, worker
-from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierOutcomes, TierStats, WorkerView
+from scheduler.protocol.pool_view import (
+    CustomerGpuTime,
+    GatewayStats,
+    Observation,
+    TierDepth,
+    TierOutcomes,
+    TierStats,
+    WorkerView,
+)
 from scheduler.tasks import EndedTask
 
 GOLDEN = Path(__file__).with_name("health_reasons.txt")
@@ -41,6 +49,15 @@ def lost(number: int, status: str) -> WorkerView:
 
 
 REFUSING = GatewayStats("gateway-1", 10.0, {}, refused=[1, 2, 3], served=[4])
+FLOODED = GatewayStats(
+    "gateway-2",
+    10.0,
+    {},
+    gpu_times=[
+        CustomerGpuTime("acme", "free", 1.0, 900.0, 2.0, 930, "0192f0c1-7a3b-7000-8000-000000000002"),
+        CustomerGpuTime("zeta", "free", 1.0, 20.0, 0.0, 70, "0192f0c1-7a3b-7000-8000-000000000003"),
+    ],
+)
 FAILING = GatewayStats("gateway-2", 10.0, {}, failed=[("acme", 1, 9)], served=[1, 2])
 
 
@@ -78,6 +95,10 @@ CASES: dict[str, dict[str, Any]] = {
     "requests fail otherwise": {"observation": seen(invalid_output=4, internal_error=1), "held": ALL_DOWN, **FREE},
     "the model refuses requests": {"observation": changed(seen(), gateways=[REFUSING]), **FREE},
     "more demand than capacity": {"observation": seen(shed=81.0), **FREE},
+    "the same, of one customer": {
+        "observation": changed(seen(shed=81.0), gateways=[*seen(shed=81.0).gateways, FLOODED]),
+        **FREE,
+    },
     "the same, after a loss": {"observation": seen(shed=81.0), "losses": (LostWorker("worker-2", 50_520_000),), **FREE},
     "queues are too long": {"observation": seen(shed=10.0), "capacity_rps": 500.0, **FREE},
     "the same, within the capacity": {

@@ -26,7 +26,7 @@ class ProblemAdvice(NamedTuple):
 
 ADVICE: dict[str, ProblemAdvice] = {
     "capacity_exceeded": ProblemAdvice(
-        "Add workers, or lower the limits of the top customers with `tierlane customer set`.", "TierlaneOverloaded"
+        "Add workers, or lower the limits of {about} with `tierlane customer set`.", "TierlaneOverloaded"
     ),
     "capacity_lost": ProblemAdvice(
         "Restore {about}, or start another worker. If the demand exceeds the capacity then, lower the limits of the top "

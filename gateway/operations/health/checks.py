@@ -165,7 +165,7 @@ def _findings(
         _redis(inputs),
         scheduling(seen, registering=inputs.registering, expected=inputs.schedulers_expected),
         failing_tiers(results, inputs.held, evidence),
-        shedding(tiers, results, inputs.capacity_rps, inputs.losses, _obstacle(inputs)),
+        shedding(tiers, results, inputs.capacity_rps, inputs.losses, obstacle=_obstacle(inputs), gateways=gateways),
         _catalog(inputs),
         _connections(inputs),
         finding("jobs:stored", "datastore", "no" if jobs else "yes", "", jobs, "jobs_not_stored"),

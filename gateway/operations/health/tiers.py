@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from gateway.limits.gpu_time import tier_gpu_time
+from gateway.limits.gpu_time import TOP_WAITING, tier_gpu_time
 from gateway.limits.outcomes import CAPACITY_REJECTIONS
 from gateway.operations.figures import sum_counts, total
 from gateway.operations.health.advice import finding
@@ -15,7 +15,7 @@ from gateway.operations.health.model import HealthFinding, shortened
 from gateway.operations.health.outcomes import NAMED_WORKERS, TierResult
 from gateway.operations.health.pool_state import TOP_CUSTOMERS, MeasuredTier, TopCustomer
 from gateway.operations.health.worker_losses import LostWorker
-from scheduler.protocol.pool_view import Observation, TierDepth, TierOutcomes, TierStats
+from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierOutcomes, TierStats
 
 FULL_LIMITS = 0.995  # Percentages are rounded: limits must not be reported as reduced to 100 %.
 AMPLIFIED = 1.5  # Retries are reported from this amplification on,
@@ -25,6 +25,7 @@ MAX_AMPLIFICATION = 100.0  # If all observed requests are retries, the rate of f
 MIN_SHED_SHARE = 0.02  # Of a tier's requests. Fewer rejections are normal at the threshold of a limit.
 MIN_SHED_RPS = 0.5
 MIN_REJECTED = 10  # Rejections from which on a share is shown, of the seconds of the rates or of a minute.
+MOST_OF_ONE = 0.5  # Of the rejected requests: from here on their customer is named.
 RATES_S = 2.0  # As the rates of gateways are averaged (gateway/limits/demand.py).
 
 
@@ -135,12 +136,40 @@ def _rejected_share(tier: MeasuredTier, outcomes: TierOutcomes) -> float:
     return rejected / (rejected + outcomes.completed_60s + outcomes.failed_60s)
 
 
+class Sender(NamedTuple):
+    """The customer that sends most of the rejected requests. `share`: its part of them."""
+
+    name: str
+    customer_id: str
+    share: float
+
+    @property
+    def clause(self) -> str:
+        return f"; {self.share:.0%} of the rejected requests are of customer {self.name} ({self.customer_id})"
+
+
+def _most_rejected(results: Mapping[str, TierResult], gateways: Sequence[GatewayStats]) -> Sender | None:
+    """The customer of at least half of the rejected and failed requests of these tiers in the last minute, if there is one."""
+    customers = [each for tier in results for each in tier_gpu_time(tier, gateways).customers]
+    most = max(customers, key=lambda each: each.unmet, default=None)
+    if most is None or not most.customer_id:
+        return None
+    whole = sum(each.unmet for each in customers)
+    if any(len(gateway.gpu_times) >= TOP_WAITING for gateway in gateways):  # Of many customers, some are not published.
+        outcomes = [each.outcomes for each in results.values()]
+        rejected = sum(each.others_60s.get(code, 0) for each in outcomes for code in CAPACITY_REJECTIONS)
+        whole = max(whole, rejected + sum(each.failed_60s for each in outcomes))
+    return Sender(most.name, most.customer_id, most.unmet / whole) if most.unmet >= MOST_OF_ONE * whole else None
+
+
 def shedding(
     tiers: Mapping[str, MeasuredTier],
     results: Mapping[str, TierResult],
     capacity_rps: float,
     losses: Sequence[LostWorker],
+    *,
     obstacle: Obstacle | None = None,
+    gateways: Sequence[GatewayStats] = (),
 ) -> HealthFinding:
     """Whether requests of a tier are rejected for lack of capacity, and why.
 
@@ -151,7 +180,10 @@ def shedding(
     worst = round(max(shed.values(), default=0.0), 4)
     if not shed:
         return HealthFinding("capacity:shed", "component", "healthy", worst, "ratio")
-    demand_rps, about = sum(tier["demand_rps"] for tier in tiers.values()), ""
+    demand_rps = sum(tier["demand_rps"] for tier in tiers.values())
+    figures = f"{demand_rps:.0f}/s demand, {capacity_rps:.0f}/s capacity"
+    named, about = ", ".join(f"{share:.0%} of {name} requests" for name, share in shed.items()), ""
+    sender = _most_rejected({name: results[name] for name in shed}, gateways)
     if obstacle is not None:
         code, cause, about = "rejected_by_fault", f"{obstacle.cause} (see {obstacle.check})", obstacle.check
     elif losses:  # Of the workers that were not replaced: with the first loss the shortage began.
@@ -159,13 +191,14 @@ def shedding(
         verb = "was" if len(losses) == 1 else "were"
         more = f" and {len(losses) - 1} more" if len(losses) > 1 else ""
         since = f"since {losses[-1].worker}{more} {verb} lost at {at:%H:%M} UTC"
-        code, cause = "capacity_lost", f"{demand_rps:.0f}/s demand, {capacity_rps:.0f}/s capacity {since}"
-        about = shortened([each.worker for each in losses], NAMED_WORKERS)
+        code, cause, about = "capacity_lost", f"{figures} {since}", shortened([e.worker for e in losses], NAMED_WORKERS)
+    elif sender is not None:
+        code, cause, about = "capacity_exceeded", figures, sender.name
     elif capacity_rps < demand_rps:
-        code, cause = "capacity_exceeded", f"{demand_rps:.0f}/s demand exceeds {capacity_rps:.0f}/s capacity"
+        code, about = "capacity_exceeded", "the top customers"
+        cause = f"{demand_rps:.0f}/s demand exceeds {capacity_rps:.0f}/s capacity"
     else:
         within = f"{demand_rps:.0f}/s demand is within {capacity_rps:.0f}/s capacity"
         code, cause = "queues_too_long", f"queues are too long, although {within}"
-    named = ", ".join(f"{share:.0%} of {name} requests" for name, share in shed.items())
-    reason = f"Rejecting {named}: {cause}."
+    reason = f"Rejecting {named}: {cause}{sender.clause if sender is not None and obstacle is None else ''}."
     return finding("capacity:shed", "component", worst, "ratio", reason, code, about)
