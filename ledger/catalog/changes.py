@@ -19,7 +19,7 @@ from ledger.catalog.loader import (
     feed,
     in_snapshot,
     read_cells,
-    read_cordoned,
+    read_cordons,
     read_models,
     read_state,
     read_tiers,
@@ -57,7 +57,7 @@ async def load_changes(connection: Connection, before: LoadedCatalog) -> LoadedC
         changed = changed_by(await connection.fetch(statement("catalog_changes"), before.state.seen, MAX_CHANGES + 1))
         if changed is None:
             return None
-        tiers, models, cordoned, cells = known.tiers, known.models, known.cordoned, known.cells
+        tiers, models, cordons, cells = known.tiers, known.models, known.cordons, known.cells
         if "tiers" in changed.tables:
             tiers = await read_tiers(connection)
             if _inherited(tiers) != _inherited(known.tiers):
@@ -65,7 +65,7 @@ async def load_changes(connection: Connection, before: LoadedCatalog) -> LoadedC
         if changed.tables & {"models", "prices"}:
             models = await read_models(connection)
         if "cordons" in changed.tables:
-            cordoned = await read_cordoned(connection)
+            cordons = await read_cordons(connection)
         if "cells" in changed.tables:
             cells = await read_cells(connection)
         build = SnapshotBuild(tiers, known)
@@ -80,7 +80,7 @@ async def load_changes(connection: Connection, before: LoadedCatalog) -> LoadedC
     quotas = known.quotas
     if changed.quota_owners:
         quotas = await _replace_quotas(quotas, changed.customers, build.quotas)
-    return LoadedCatalog(build.finish(state.version, models, quotas, cordoned, cells), state)
+    return LoadedCatalog(build.finish(state.version, models, quotas, cordons, cells), state)
 
 
 def changed_by(rows: Iterable[Row]) -> ChangedIds | None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ledger.catalog.quotas import AlertShares, BadCatalogRow, Held, QuotaBook, key_quotas
 from ledger.catalog.snapshot import (
+    NO_CORDONS,
     CellRow,
     Customer,
     Identity,
@@ -23,6 +24,7 @@ from ledger.catalog.snapshot import (
     Quota,
     Snapshot,
     Tier,
+    WorkerCordon,
     allowed_models,
 )
 from ledger.postgres import Connection, statement
@@ -264,7 +266,7 @@ class SnapshotBuild:
         version: int,
         models: Mapping[str, Model],
         quotas: tuple[Quota, ...] | None = None,
-        cordoned: frozenset[str] = frozenset(),
+        cordons: Mapping[str, WorkerCordon] = NO_CORDONS,
         cells: tuple[CellRow, ...] = (),
     ) -> Snapshot:
         """The snapshot; no rows may be added after this. `quotas`: all quotas, if not only the added ones."""
@@ -276,7 +278,7 @@ class SnapshotBuild:
             self._keys,
             models,
             all_quotas,
-            cordoned,
+            cordons,
             cells,
             self._has_key_quotas,
         )
@@ -322,12 +324,12 @@ async def load_whole(connection: Connection, known: Snapshot | None = None) -> L
     async with in_snapshot(connection):
         state = await read_state(connection)
         build = SnapshotBuild(await read_tiers(connection), known)
-        models, cordoned = await read_models(connection), await read_cordoned(connection)
+        models, cordons = await read_models(connection), await read_cordons(connection)
         cells = await read_cells(connection)
         await feed(connection, build.add_quotas, "catalog_quotas")
         await feed(connection, build.add_customers, "catalog_customers")
         await feed(connection, build.add_keys, "catalog_keys")
-    return LoadedCatalog(build.finish(state.version, models, cordoned=cordoned, cells=cells), state)
+    return LoadedCatalog(build.finish(state.version, models, cordons=cordons, cells=cells), state)
 
 
 @asynccontextmanager
@@ -360,9 +362,9 @@ async def read_models(connection: Connection) -> dict[str, Model]:
         return models_from(rows, prices)
 
 
-async def read_cordoned(connection: Connection) -> frozenset[str]:
-    """Ids of the cordoned workers. Raises what asyncpg raises."""
-    return frozenset(row[0] for row in await connection.fetch(statement("catalog_cordons")))
+async def read_cordons(connection: Connection) -> dict[str, WorkerCordon]:
+    """The cordons by worker. Raises what asyncpg raises."""
+    return {worker: WorkerCordon(*row) for worker, *row in await connection.fetch(statement("catalog_cordons"))}
 
 
 async def read_cells(connection: Connection) -> tuple[CellRow, ...]:

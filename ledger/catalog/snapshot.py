@@ -4,12 +4,15 @@ Structs of msgspec, because a hundred thousand keys are built of them and they c
 """
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
 from ratelimit.limits import BaseLimits, Values
 from ratelimit.quotas import key_of
+
+NO_CORDONS: Mapping[str, "WorkerCordon"] = MappingProxyType({})
 
 
 class Tier(msgspec.Struct, frozen=True, gc=False):
@@ -160,11 +163,21 @@ class Model(msgspec.Struct, frozen=True, gc=False):
         return next((price for price in self.prices if price.valid_from <= now), NO_PRICE)
 
 
+class WorkerCordon(NamedTuple):
+    """Why a worker is to claim nothing, and who set that, "" if not known; as text "by ACTOR: REASON"."""
+
+    reason: str = ""
+    by: str = ""
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (f"by {self.by}" if self.by else "", self.reason)))
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Everything at one version; never changed, only replaced.
 
-    `tiers` are in order of priority; keys, customers and models go by id or name; `quotas` are in no order. `cordoned` are
-    the ids of workers that are to claim nothing. `cells` are by name; the default cell may have no row. `has_key_quotas`:
+    `tiers` are in order of priority; keys, customers and models go by id or name; `quotas` are in no order. `cordons` are
+    by the id of a worker, which is to claim nothing. `cells` are by name; the default cell may have no row. `has_key_quotas`:
     whether a key may have quotas of its own.
     """
 
@@ -174,7 +187,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     keys: Mapping[str, Key]
     models: Mapping[str, Model]
     quotas: tuple[Quota, ...]
-    cordoned: frozenset[str] = frozenset()
+    cordons: Mapping[str, WorkerCordon] = NO_CORDONS
     cells: tuple[CellRow, ...] = ()
     has_key_quotas: bool = False
 
@@ -188,6 +201,11 @@ class Snapshot(msgspec.Struct, frozen=True):
                     of_customer = found.setdefault(identity.customer_id, {})
                     of_customer[name] = max(amount, of_customer.get(name, 0))
         return found
+
+    @property
+    def cordoned(self) -> frozenset[str]:
+        """The ids of the cordoned workers."""
+        return frozenset(self.cordons)
 
     def tier(self, name: str) -> Tier:
         """The tier of that name. Raises KeyError."""

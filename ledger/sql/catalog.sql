@@ -35,7 +35,13 @@ SELECT model, extract(epoch FROM valid_from)::double precision, usd_per_gpu_s::d
 FROM prices ORDER BY model, valid_from DESC
 
 -- name: catalog_cordons
-SELECT worker FROM cordons
+-- With the actor of the last change, "" if it is not among the last 100,000: this bounds the search.
+SELECT worker, reason, coalesce((
+    SELECT changed_by FROM config_changes
+    WHERE table_name = 'cordons' AND row_key = worker AND id > (SELECT max(id) FROM config_changes) - 100000
+    ORDER BY id DESC LIMIT 1
+), '')
+FROM cordons
 
 -- name: catalog_cells
 SELECT name, redis_url, state, weight FROM cells ORDER BY name

@@ -7,6 +7,7 @@ import pytest
 from integration.admin_fixtures import Admin
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.loader import load
+from ledger.catalog.snapshot import WorkerCordon
 from pool import Pool
 
 __all__ = ["database_url", "db", "postgres_server"]
@@ -29,7 +30,7 @@ async def test_a_cordon_is_recorded(admin: Admin, pool: Pool, db: Connection) ->
     await pool.worker_beats("w2", "starting")
     await admin.done("gpu", "cordon", "w1", "--reason", "ECC", "--actor", "Ann", "--yes")
     await admin.done("gpu", "cordon", "gone", "--actor", "Ann")
-    assert (await load(db)).cordoned == {"w1", "gone"}
+    assert (await load(db)).cordons == {"w1": WorkerCordon("ECC", "Ann"), "gone": WorkerCordon("", "Ann")}
     rows = await admin.json("gpu", "list")
     assert [(row["worker"], row["status"], row["healthy"], row["reason"]) for row in rows] == [
         ("w1", "ready", True, "ECC"), ("w2", "starting", False, None), ("gone", "not seen", False, "no reason given"),

@@ -190,6 +190,11 @@ def document(**changed: Any) -> DashboardState:
     [
         ({}, {}, []),
         ({}, {"workers": [ONE, replace(TWO, cordoned=True)]}, [("news", "gpu-2 was cordoned.")]),
+        (
+            {},
+            {"workers": [ONE, replace(TWO, cordoned=True, cordon="by Ann: ECC")]},
+            [("news", "gpu-2 was cordoned by Ann: ECC.")],
+        ),
         ({}, {"status": "degraded", "reasons": ["A reason."]}, [("bad", "Status is degraded: A reason.")]),
         ({"status": "down"}, {}, [("good", "Status is healthy.")]),
         ({}, {"workers": [ONE, replace(ILL, status="cordoned")]}, [("news", "gpu-2 is cordoned.")]),

@@ -21,6 +21,7 @@ from gateway.operations.health.worker_losses import LostWorker
 from gpu_pool.backends.openai_endpoint.availability import SILENT
 from gpu_pool.backends.openai_endpoint.errors import LOADING, NO_KEY
 from health_inputs import DOWN, INACTIVE, LOST, PAUSING, REDIS_DOWN, SERVING, inputs, observation, worker
+from ledger.catalog.snapshot import WorkerCordon
 from scheduler.protocol.pool_view import (
     CustomerGpuTime,
     GatewayStats,
@@ -166,6 +167,14 @@ CASES: dict[str, dict[str, Any]] = {
     "a start": {"observation": observation(lost(2, "starting"))},
     "a start of an endpoint": {"observation": observation(changed(lost(2, "starting"), reason=LOADING))},
     "a cordon": {"observation": observation(worker(1), lost(2, "cordoned"))},
+    "cordons with reasons": {
+        "observation": observation(*(lost(n, "cordoned") for n in (1, 2))),
+        "cordons": {"worker-1": WorkerCordon("new fans", "operator:alice"), "worker-2": WorkerCordon("", "bob")},
+    },
+    "many cordons for one reason": {
+        "observation": observation(worker(9), *(lost(n, "cordoned") for n in range(1, 5))),
+        "cordons": {f"worker-{n}": WorkerCordon("rack 7", "operator:alice") for n in range(1, 5)},
+    },
     "a stop": {"observation": observation(worker(1), lost(2, "draining"))},
     "a short pause": {"observation": observation(worker(1), PAUSING)},
     "a restarted model": {"restarts": (Restart("worker-1", 3_600_000),)},

@@ -23,6 +23,7 @@ from gateway.operations.health.pool_state import health_document, merge_pools
 from health_inputs import DOWN, LOST, REDIS_DOWN, inputs, worker
 from integration.gateway_fixtures import tier
 from ledger.batches import OpenBatches
+from ledger.catalog.snapshot import WorkerCordon
 from ratelimit.capacity import CapacityEvidence
 from scheduler.protocol.history import KEEP_MS, STEP_MS
 from scheduler.protocol.pool_view import (
@@ -132,7 +133,14 @@ def block(title: str, given: Mapping[str, HealthInputs]) -> str:
     rows = [row for row in ROWS if row.name in whole["tiers"]]
     batches = OpenBatches(2, 30)
     first = state(
-        pools, whole, rows, at_ms=AT_MS, gateway="g1", installation="prod-eu", cordoned=["worker-2"], batches=batches
+        pools,
+        whole,
+        rows,
+        at_ms=AT_MS,
+        gateway="g1",
+        installation="prod-eu",
+        cordons={"worker-2": WorkerCordon("new fans", "alice")},
+        batches=batches,
     )
     one = dict(list(pools.items())[:1])
     last = state(one, states[next(iter(one))], rows, at_ms=AT_MS + STEP_MS, gateway="g1")

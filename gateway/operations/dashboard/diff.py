@@ -52,8 +52,9 @@ def _worker_events(before: DashboardState, now: DashboardState) -> Iterator[Dash
     for key, worker in later.items():
         was, pool = earlier.get(key), worker.pool
         if was is not None and was.cordoned != worker.cordoned:
-            text = f"{worker.id} was {'cordoned' if worker.cordoned else 'uncordoned'}."
-            yield DashboardEvent(at_ms, "news", text, "cordon", pool)
+            how = f" {worker.cordon}" if worker.cordon else ""
+            text = f"cordoned{how.rstrip('.')}" if worker.cordoned else "uncordoned"
+            yield DashboardEvent(at_ms, "news", f"{worker.id} was {text}.", "cordon", pool)
         if was is None:
             yield DashboardEvent(at_ms, "news", f"{worker.id} joined: {worker.status}.", "worker", pool)
         elif _serves(was) and not _serves(worker) and worker.status in ACTIVE_STATUSES:

@@ -21,7 +21,7 @@ from gateway.operations.health.collector import HealthCollector
 from gateway.operations.health.pool_state import Health, health_document, merge_pools
 from ledger.batches import OpenBatches
 from ledger.catalog.follower import Catalog
-from ledger.catalog.snapshot import Snapshot
+from ledger.catalog.snapshot import NO_CORDONS, Snapshot
 from scheduler.fault_log import LoggedFaults
 from scheduler.tasks import next_tick
 
@@ -111,7 +111,7 @@ class DashboardSnapshots:
         states = {pool: each.state for pool, each in pools.items()}
         whole = merge_pools(states)
         catalog = self._catalog.snapshot
-        rows, cordoned = (catalog.tiers, catalog.cordoned) if catalog else ((), frozenset[str]())
+        rows, cordons = (catalog.tiers, catalog.cordons) if catalog else ((), NO_CORDONS)
         known = [row for row in rows if row.name in whole["tiers"]]
         at_ms, batches = round(self._wall() * 1000), self._batches()
         now = state(
@@ -121,7 +121,7 @@ class DashboardSnapshots:
             at_ms=at_ms,
             gateway=self._gateway_id,
             installation=self._installation,
-            cordoned=cordoned,
+            cordons=cordons,
             batches=batches,
         )
         if before is not None:

@@ -3,7 +3,7 @@
 All functions are pure. Rates are requests/s over all gateways, times are milliseconds; unknown values are null, never 0.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -13,7 +13,7 @@ from gateway.operations.health.collector import CollectedHealth
 from gateway.operations.health.model import Status
 from gateway.operations.health.pool_state import MeasuredPool, MeasuredTier
 from ledger.batches import OpenBatches
-from ledger.catalog.snapshot import Tier
+from ledger.catalog.snapshot import NO_CORDONS, Tier, WorkerCordon
 from scheduler.protocol.pool_view import GatewayStats, WorkerView
 
 MAX_CUSTOMERS = 5
@@ -76,8 +76,8 @@ class WorkerState(msgspec.Struct, frozen=True):
     """One worker. `age_ms`: since its last heartbeat. `pausing`: briefly not healthy, as the worker reported. `slots`: requests
     that may run at a time, 0 if it runs batches.
 
-    `capacity_rps`: its part of its pool's capacity. `cordoned`: according to PostgreSQL, it must not claim batches. `reason` and
-    `cause`: as in WorkerReport, as are `host` and `pid`.
+    `capacity_rps`: its part of its pool's capacity. `cordoned`: according to PostgreSQL, it must not claim batches; `cordon`: by
+    whom and why. `reason` and `cause`: as in WorkerReport, as are `host` and `pid`.
     """
 
     id: str
@@ -102,6 +102,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     cause: str = ""
     host: str = ""
     pid: int = 0
+    cordon: str = ""
 
 
 class DashboardEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -182,7 +183,7 @@ def state(
     at_ms: int,
     gateway: str,
     installation: str = "",
-    cordoned: Collection[str] = (),
+    cordons: Mapping[str, WorkerCordon] = NO_CORDONS,
     batches: OpenBatches | None = None,
 ) -> DashboardState:
     """The document, without events. `whole`: the state of all pools together; `rows`: the catalog's tiers."""
@@ -201,7 +202,7 @@ def state(
         redis_problem=redis_problems[0] if redis_problems else None,
         look_age_s=round(max(known_s), 2) if known_s and len(known_s) == len(ages_s) else None,
         audit_lag_ms=whole["audit_lag_ms"],
-        workers=[worker for pool, each in pools.items() for worker in _workers(pool, each, cordoned)],
+        workers=[worker for pool, each in pools.items() for worker in _workers(pool, each, cordons)],
         customers=top_customers(gateways),
         gateways=sorted({each.gateway_id for each in gateways}),
         events=[],
@@ -284,7 +285,7 @@ def _tier(row: Tier, measured: MeasuredTier, out_rps: float) -> TierState:
     )
 
 
-def _workers(pool: str, health: CollectedHealth, cordoned: Collection[str]) -> list[WorkerState]:
+def _workers(pool: str, health: CollectedHealth, cordons: Mapping[str, WorkerCordon]) -> list[WorkerState]:
     seen = health.inputs.observation
     workers = sorted(seen.workers, key=lambda worker: worker.id) if seen else []
     capacities = capacity_by_worker(health.inputs.capacity_rps, workers)
@@ -298,7 +299,8 @@ def _workers(pool: str, health: CollectedHealth, cordoned: Collection[str]) -> l
             version=worker.model_version,
             gpu=None if worker.gpu is None else view(GpuState, worker.gpu),
             capacity_rps=capacities.get(worker.id, 0.0),
-            cordoned=worker.id in cordoned,
+            cordoned=worker.id in cordons,
+            cordon=str(cordons.get(worker.id, "")),
         )
         for worker in workers
     ]

@@ -14,7 +14,7 @@ _BY_FAULT = "Resolve the problem of {about} first; the rejections end with it."
 
 
 class ProblemAdvice(NamedTuple):
-    """`action`: `{about}` is replaced by the affected processes or tiers. `runbook`: a file of docs/runbooks without .md.
+    """`action`: `{about}` is replaced by the affected processes or tiers, `{first}` by the first of them. `runbook`: a file of docs/runbooks without .md.
 
     `impact`: what customers see while the check is down.
     """
@@ -134,7 +134,7 @@ ADVICE: dict[str, ProblemAdvice] = {
         "Wait until the model of {about} is loaded; if it takes minutes, read the log.", "TierlaneGpuLost", _NO_CAPACITY
     ),
     "worker_cordoned": ProblemAdvice(
-        "An operator cordoned {about}: `tierlane gpu uncordon WORKER` when the work is done.",
+        "An operator cordoned {about}: `tierlane gpu uncordon {first}` when the work is done.",
         "TierlaneGpuLost",
         _NO_CAPACITY,
     ),
@@ -277,7 +277,7 @@ def problem(  # noqa: PLR0917 - the fields of a HealthFinding
         unit,
         reason,
         code=code,
-        action=advice.action.replace("{about}", about),
+        action=advice.action.replace("{about}", about).replace("{first}", about.partition(", ")[0]),
         runbook=f"docs/runbooks/{advice.runbook}.md",
     )
 

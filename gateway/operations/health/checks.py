@@ -38,6 +38,7 @@ from gateway.operations.health.tiers import (
 )
 from gateway.operations.health.worker_losses import ACTIVE_STATUSES, LostWorker
 from gateway.operations.health.worker_problems import NAMED_WORKERS, reported_reasons, worker_problems
+from ledger.catalog.snapshot import WorkerCordon
 from ratelimit.capacity import CapacityEvidence
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.redis_client.distance import too_far
@@ -94,6 +95,7 @@ class HealthInputs:
     no_model: bool = False  # No model of the catalog is enabled.
     factors: Mapping[str, float] = field(default_factory=dict)  # Tier -> share of its limits in force, all tiers.
     paused: Collection[str] = ()  # Tiers for which no batches are formed.
+    cordons: Mapping[str, WorkerCordon] = field(default_factory=dict)  # By worker.
     audit_lag_ms: int | None = 0  # None: it could not be read.
     direct: DirectView | None = None
     tokens_problem: str | None = None  # Why JWTs cannot be verified with current keys.
@@ -231,7 +233,7 @@ def _gpus(inputs: HealthInputs) -> list[HealthFinding]:
     for code in sorted(by_code, key=_WORKER_CODES.index):
         workers = by_code[code]
         verb = "is" if len(workers) == 1 else "are"
-        reason = f"{len(workers)} of {total} GPUs {verb} not healthy: {worker_problems(workers)}."
+        reason = f"{len(workers)} of {total} GPUs {verb} not healthy: {worker_problems(workers, inputs.cordons)}."
         about = shortened([worker.id for worker in workers], NAMED_WORKERS)
         # Only the first is `down`: it says what customers see.
         each_level: Status = "degraded" if findings else level

@@ -95,7 +95,7 @@ class HealthCollector:
             )
         return (
             pools,
-            catalog.snapshot.cordoned if catalog.snapshot is not None else None,
+            catalog.snapshot.cordons if catalog.snapshot is not None else None,
             (
                 catalog.snapshot is not None,
                 catalog.fresh,
@@ -188,6 +188,7 @@ class HealthCollector:
             no_model=snapshot is not None and not any(model.enabled for model in snapshot.models.values()),
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
             paused=self._paused(),
+            cordons=snapshot.cordons if snapshot else {},
             audit_lag_ms=await audit_lag_ms(parts),
             direct=parts.direct.view(),
             tokens_problem=self._authenticator.problem,

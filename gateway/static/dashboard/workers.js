@@ -86,6 +86,7 @@ const Workers = (() => {
     if (worker.healthy) lines.push(busy, element("p", `${percent(worker.utilization)} busy · ${running(worker)}${rate}`));
     const listed = brief && !worker.healthy && shared.some((each) => each.fault === worker.reason);
     if (worker.reason && !listed) lines.push(sentence("p", worker.reason, worker.healthy ? "warn" : "bad"));
+    if (worker.cordon) lines.push(sentence("p", `cordoned ${worker.cordon}`, "warn"));
     if (worker.slots_source) lines.push(sentence("p", `slots: ${worker.slots_source}`, "soft"));
     lines.push(element("p", `heartbeat ${time(ageMs)} ago`, ageMs > 1500 ? "bad" : "soft"));
     const gpu = worker.gpu;
