@@ -178,6 +178,15 @@ async def test_unknown_names(servers: dict[str, str]) -> None:
     assert "secret" not in (await explain("tl_abc_secret", **servers)).stderr
 
 
+async def test_a_worker_is_no_customer(pool: Pool, servers: dict[str, str]) -> None:
+    """The error says that it is a worker, and which verb shows it."""
+    await pool.worker_beats("w1")
+    shown = await explain("w1", **servers)
+
+    assert shown.exit_code == 1
+    assert "w1 is a worker: `tierlane gpu list` shows its state" in shown.stderr
+
+
 @pytest.mark.parametrize(
     ("url", "reason"), [(NO_REDIS, "Redis did not respond: "), ("", "TIERLANE_REDIS_URL is not set")]
 )

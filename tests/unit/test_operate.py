@@ -63,11 +63,13 @@ def test_a_cordon_of_the_last_healthy_gpu_is_marked(name: str, effect: str, last
 
 
 def test_rows_of_workers_contain_cordoned_workers_that_are_away() -> None:
-    """These are last, and are not in the list of one pool. A worker whose heartbeats ended is lost."""
+    """These are last, and are not in the list of one pool. A worker whose heartbeats ended is lost, without its old figures."""
     seen = {"default": observation(worker("b", status="cordoned", healthy=False), worker("a", healthy=False))}
     reasons = {"b": "", "z": "away"}
 
     rows = worker_rows(seen, reasons, with_absent=True)
+    assert [rows[0][field] for field in ("utilization", "in_flight", "rps")] == [None] * 3
+    assert rows[0]["problem"] == "last seen 0.1 s ago"
 
     assert [(row["worker"], row["status"], row["cordoned"], row["reason"]) for row in rows] == [
         ("a", "lost", False, None),
@@ -114,6 +116,18 @@ def test_a_frame_has_the_tiers_and_the_age_of_old_figures() -> None:
     )
     assert ["free", "1,234", "88", "50%", "40.0", "2.5", "120"] in [line.split() for line in text.splitlines()]
     assert drawn(TopState("u", problem="It does not answer."), 9.0) == "It does not answer.\n"
+
+
+def test_a_frame_has_the_errors_of_each_tier_by_code() -> None:
+    """The most frequent ones first, and the number of the others."""
+    errors = {"queue_full": 3, "shed_for_priority": 1200, "gpu_timeout": 2, "internal_error": 0}
+    errors |= {"worker_lost": 2, "deadline_exceeded": 2, "invalid_request": 1}
+    text = drawn(TopState("u", DOCUMENT | {"tiers": {"free": TIER | {"errors_60s": errors}}}, 0.0), 0.0)
+
+    assert (
+        "Errors of the last minute\n"
+        "free: 1,200 shed_for_priority, 3 queue_full, 2 deadline_exceeded, 2 gpu_timeout, 2 worker_lost, 1 others\n"
+    ) in re.sub(" +\n", "\n", text)
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ async def _customer(settings: Settings, name: str, refusals: int) -> CustomerExp
         not_read.append(_without(error, "base limits, priorities and shares"))
     else:
         if rows.row is None:
-            raise VerbError(_no_such(name))
+            raise VerbError(await _worker_named(settings, name, rows) or _no_such(name))
     try:
         homes = rows.homes() or (DEFAULT_CELL,)
         async with _redis(settings, rows.cells, homes[0]) as client:
@@ -181,6 +181,17 @@ async def _customer(settings: Settings, name: str, refusals: int) -> CustomerExp
         cells=rows.homes() if rows.row else (),
         not_read=not_read,
     )
+
+
+async def _worker_named(settings: Settings, name: str, rows: Rows) -> str:
+    """What to do with the id of a worker, "" if this is none of the default cell."""
+    with suppress(RedisUnavailable):
+        async with _redis(settings, rows.cells, DEFAULT_CELL) as client:
+            for pool in dict.fromkeys((settings.pool, *(model.pool for model in rows.models))):
+                presence = Presence(client, Keys(pool, tag_at(client)), gone_ms=settings.gone_ms)
+                if any(worker.id == name for worker in (await presence.observe([])).workers):
+                    return f"{printable(name)} is a worker: `tierlane gpu list` shows its state, and `tierlane top` the health."
+    return ""
 
 
 def _no_such(name: str) -> str:

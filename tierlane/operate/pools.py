@@ -127,17 +127,19 @@ def worker_rows(pools: Mapping[str, Observation], reasons: Mapping[str, str], *,
 
 
 def _worker_row(pool: str, worker: WorkerView, reasons: Mapping[str, str]) -> Row:
-    return {
+    seen_s = round(worker.age_ms / 1000, 1)
+    # A lost worker cannot say so: its last heartbeat has the status and the figures that it had then.
+    lost = worker.status in {"ready", "busy", "paused"} and not worker.healthy and not worker.pausing
+    row: Row = {
         "worker": worker.id,
         "pool": pool,
-        # A lost worker cannot say so: its last heartbeat has the status that it had then.
-        "status": "lost" if worker.status in {"ready", "busy"} and not worker.healthy else worker.status,
+        "status": "lost" if lost else worker.status,
         "healthy": worker.healthy,
         "utilization": round(worker.utilization, 2),
         "in_flight": worker.in_flight,
         "slots": worker.slots or None,
         "rps": round(worker.rps, 1),
-        "seen_s": round(worker.age_ms / 1000, 1),
+        "seen_s": seen_s,
         "backend": worker.backend,
         "slots_source": worker.slots_source or None,
         "fault": (worker.gpu.fault or None) if worker.gpu else None,
@@ -147,6 +149,10 @@ def _worker_row(pool: str, worker: WorkerView, reasons: Mapping[str, str]) -> Ro
         "cordoned": worker.id in reasons,
         "reason": (reasons[worker.id] or "no reason given") if worker.id in reasons else None,
     }
+    if lost:
+        row |= dict.fromkeys(("utilization", "in_flight", "slots", "rps", "slots_source", "cause"))
+        row["problem"] = f"last seen {seen_s} s ago"
+    return row
 
 
 async def cordon(call: VerbCall, worker: str, reason: str, *, sure: bool) -> int:

@@ -26,6 +26,8 @@ STYLES = {"healthy": "green", "degraded": "yellow", "down": "red"}
 OLD_S = 2.5  # The age from which a document is shown as old.
 
 EVERY_S = 1.0
+MOST_CODES = 5
+"""Error codes of a tier, the most frequent ones."""
 
 
 class TopState(NamedTuple):
@@ -46,7 +48,12 @@ def frame(seen: TopState, now_s: float) -> RenderableType:
         return Group(*parts)
     if seen.problem is not None or now_s - seen.at_s > OLD_S:
         parts.append(Text(f"The data below is {now_s - seen.at_s:.0f} s old.", style="red"))
-    parts += [*_status(seen.document), Text(), _tiers(_rows(seen.document.get("tiers")))]
+    tiers = _rows(seen.document.get("tiers"))
+    parts += [*_status(seen.document), Text(), _tiers(tiers)]
+    errors = {name: named for name, tier in tiers.items() if (named := _errors(tier))}
+    if errors:
+        parts += [Text(), Text("Errors of the last minute", style="bold")]
+        parts += [Text(f"{printable(name)}: {named}") for name, named in errors.items()]
     return Group(*parts, Text(), _pools(_rows(seen.document.get("pools")) or {"all": seen.document}))
 
 
@@ -130,6 +137,16 @@ def _causes(pool: Mapping[str, Any]) -> str:
     if not isinstance(found, dict) or not found:
         return "-"
     return ", ".join(f"{number} {printable(str(cause))}" for cause, number in found.items())
+
+
+def _errors(tier: Mapping[str, Any]) -> str:
+    """The errors of the last minute by code, the most frequent first; a gateway of an older version does not report them."""
+    found = tier.get("errors_60s")
+    counts = {k: v for k, v in found.items() if isinstance(v, int) and v} if isinstance(found, dict) else {}
+    codes = sorted(counts, key=lambda code: (-counts[code], code))
+    left = sum(counts[code] for code in codes[MOST_CODES:])
+    named = [f"{counts[code]:,} {printable(str(code))}" for code in codes[:MOST_CODES]]
+    return ", ".join([*named, *([f"{left:,} others"] if left else [])])
 
 
 def _share(row: Mapping[str, Any], field: str) -> str:
