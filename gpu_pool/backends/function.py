@@ -100,7 +100,7 @@ def find_target(spec: str) -> Any:
         todo = f"put it in {Path.cwd()}, or name its folder in PYTHONPATH" if own else "install it in this environment"
         raise StartError(f"Backend {spec!r}: the module {error.name!r} is not found; {todo}.") from None
     except Exception as error:
-        fault = f"{type(error).__name__}: {error}"
+        fault = f"{type(error).__name__}: {error}".removesuffix(": ")
         raise StartError(f"Backend {spec!r}: importing {module_name!r} fails with {fault}.") from error
     for part in name.split("."):
         if not hasattr(target, part):

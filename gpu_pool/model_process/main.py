@@ -100,7 +100,8 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
             traceback.print_exc()
         else:
             report(error)
-        link.send(Fatal(f"The model did not load: {type(error).__name__}: {error}"))
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")
+        link.send(Fatal(f"The model did not load: {text}"))
         return EXIT_NOT_LOADED
     if isinstance(backend, ServingBackend):
         if options.slots:

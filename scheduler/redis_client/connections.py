@@ -148,7 +148,7 @@ async def translated() -> AsyncIterator[None]:
 
 def unavailable(error: BaseException) -> RedisUnavailable:
     """The RedisUnavailable for one of FAULTS."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")  # Timeouts have no text.
     return RedisUnavailable(login_fault(error) or f"Redis did not respond: {text}")
 
 

@@ -36,7 +36,7 @@ async def test_a_cordon_is_recorded(admin: Admin, pool: Pool, db: Connection) ->
         ("w1", "ready", True, "ECC"), ("w2", "starting", False, None), ("gone", "not seen", False, "no reason given"),
     ]  # fmt: skip
     assert await admin.json("gpu", "list", "--pool", "x") == []
-    await admin.done("gpu", "uncordon", "w1", "--actor", "Bob")
+    assert (await admin.done("gpu", "uncordon", "w1", "--actor", "Bob")).startswith("w1 uncordoned\n")
     assert (await load(db)).cordoned == {"gone"}
     assert "nothing to change" in await admin.done("gpu", "uncordon", "w1")
 
@@ -51,7 +51,7 @@ async def test_cordoning_the_last_healthy_gpu_needs_a_confirmation(admin: Admin,
     await pool.worker_beats("w1")
 
     assert (await admin.run("gpu", "cordon", "w1")).exit_code == 1
-    await admin.done("gpu", "cordon", "w1", "--dry-run")
+    assert (await admin.done("gpu", "cordon", "w1", "--dry-run")).startswith("w1 would be cordoned\n")
     assert (await load(db)).cordoned == frozenset()
     await admin.done("gpu", "cordon", "w1", "--yes")
     assert (await load(db)).cordoned == {"w1"}

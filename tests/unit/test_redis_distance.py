@@ -182,6 +182,7 @@ def test_other_faults_keep_their_text() -> None:
     """A server that is away is no fault of the configuration."""
     assert login_fault(ConnectionError("Connection closed by server.")) is None
     assert str(unavailable(ConnectionError("Gone."))) == "Redis did not respond: ConnectionError: Gone."
+    assert str(unavailable(TimeoutError())) == "Redis did not respond: TimeoutError"
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,14 @@ def result_lines(done: ChangeResult, *, dry_run: bool) -> list[str]:
     would, lines = "would be " if dry_run else "", list[str]()
     for change in done.changes:
         old, new, head = change.old, change.new, f"{change.thing} {printable(change.name)}"
+        added, removed = f"{head}: {would}created", f"{head}: {would}deleted"
+        if change.thing == "cordon":
+            added, removed = (f"{printable(change.name)} {would}{verb}" for verb in ("cordoned", "uncordoned"))
         if old is None:
             values = {name: readable(value) for name, value in (new or {}).items() if value is not None}
-            lines += [f"{head}: {would}created", *aligned(values.items(), "  ")]
+            lines += [added, *aligned(values.items(), "  ")]
         elif new is None:
-            lines.append(f"{head}: {would}deleted")
+            lines.append(removed)
         elif old == new:
             lines.append(f"{head}: nothing to change")
         else:
