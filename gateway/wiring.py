@@ -46,7 +46,7 @@ from gateway.operations.dashboard.history import DashboardHistory
 from gateway.operations.dashboard.page import Dashboard
 from gateway.operations.dashboard.snapshots import DashboardSnapshots
 from gateway.operations.endpoints import FindStored, Internal, InternalParts
-from gateway.operations.health.collector import HealthCollector, audit_lag_ms
+from gateway.operations.health.collector import HealthCollector, audit_lag
 from gateway.operations.health.connection_probe import ConnectionProbe
 from gateway.operations.lookups import LookupParts, Lookups
 from gateway.operations.runbooks import Runbooks
@@ -294,7 +294,7 @@ async def pool_figures(parts: PoolParts) -> PoolFigures:
         demand={name: limits.demand(name) for name in tiers},
         fairness={name: tier_gpu_time(name, seen.gateways if seen else ()).fairness for name in tiers},
         memory_share=limits.memory_share,
-        audit_lag_ms=await audit_lag_ms(parts),
+        audit_lag_ms=(await audit_lag(parts))[0],
         # Of the pool in all cells.
         recommended_workers=parts.scale.recommended if parts.config.cell == DEFAULT_CELL else 0,
         breakers=parts.direct.view().breakers,

@@ -219,7 +219,7 @@ CASES: dict[str, dict[str, Any]] = {
     "an invalid row": {"catalog_problem": BAD_ROW, "bad_row": True},
     "no model": {"no_model": True},
     "the audit": {"audit_lag_ms": 15_000},
-    "the lag is not known": {"audit_lag_ms": None},
+    "the lag is not known": {"audit_lag_ms": None, "audit_problem": "Redis did not respond: TimeoutError"},
     "memory": {"short_of_memory": True, "memory_share": 0.83},
     "eviction": {"eviction_policy": "allkeys-lru"},
     "distance": {"round_trip_s": 0.26},

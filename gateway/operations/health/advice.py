@@ -210,7 +210,10 @@ ADVICE: dict[str, ProblemAdvice] = {
     "audit_lag": ProblemAdvice(
         "Check PostgreSQL (running, disk, locks) and the log of the schedulers for `audit`.", "TierlaneAuditLags"
     ),
-    "audit_lag_unknown": ProblemAdvice("Restore Redis: the lag is read from it.", "TierlaneAuditLags"),
+    "audit_lag_unknown": ProblemAdvice(
+        "Resolve the problem of Redis, from which the lag is read; PostgreSQL has checks of its own.",
+        "TierlaneAuditLags",
+    ),
     "redis_full": ProblemAdvice(
         "Find the long list (`LLEN outbox`, `LLEN queue:free`). Restore the audit if it is `outbox`, else raise `maxmemory`.",
         "TierlaneRedisFull",

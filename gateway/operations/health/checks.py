@@ -96,7 +96,8 @@ class HealthInputs:
     factors: Mapping[str, float] = field(default_factory=dict)  # Tier -> share of its limits in force, all tiers.
     paused: Collection[str] = ()  # Tiers for which no batches are formed.
     cordons: Mapping[str, WorkerCordon] = field(default_factory=dict)  # By worker.
-    audit_lag_ms: int | None = 0  # None: it could not be read.
+    audit_lag_ms: int | None = 0  # None: it could not be read,
+    audit_problem: str = ""  # for this reason.
     direct: DirectView | None = None
     tokens_problem: str | None = None  # Why JWTs cannot be verified with current keys.
     gpus_elsewhere: int = 0  # Healthy GPUs in other cells of the pool: they move here when they are needed.
@@ -363,7 +364,8 @@ def _replies_and_records(inputs: HealthInputs) -> list[HealthFinding]:
     subscribed = "yes" if inputs.subscribed else "no"
     responses = finding("responses:subscribed", "component", subscribed, "", reason, "responses_not_subscribed")
     lag_ms = inputs.audit_lag_ms
-    late = "The audit lag is not known." if lag_ms is None else None
+    unknown = f"The audit lag is not known: {_clause(inputs.audit_problem, 'Redis is not responding')}."
+    late = unknown if lag_ms is None else None
     if lag_ms is not None and lag_ms > STALE_AUDIT_MS:
         late = f"The audit lag is {lag_ms / 1000:.1f} s: records wait in Redis for PostgreSQL."
     code = "audit_lag_unknown" if lag_ms is None else "audit_lag"

@@ -161,6 +161,7 @@ class HealthCollector:
         snapshot = catalog.snapshot
         memory = self._updated_memory(parts)
         seen = parts.heartbeat.observation
+        lag_ms, lag_problem = await audit_lag(parts)
         return HealthInputs(
             observation=None if seen is None else memory.losses.without_replaced(seen, _workers_elsewhere(parts)),
             look_age_s=parts.heartbeat.age_s(),
@@ -189,7 +190,8 @@ class HealthCollector:
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
             paused=self._paused(),
             cordons=snapshot.cordons if snapshot else {},
-            audit_lag_ms=await audit_lag_ms(parts),
+            audit_lag_ms=lag_ms,
+            audit_problem=lag_problem,
             direct=parts.direct.view(),
             tokens_problem=self._authenticator.problem,
             losses=memory.losses.all,
@@ -206,15 +208,15 @@ class HealthCollector:
         )
 
 
-async def audit_lag_ms(parts: PoolParts) -> int | None:
-    """Age of the oldest audit record of the pool that is not written yet; None if it cannot be read."""
+async def audit_lag(parts: PoolParts) -> tuple[int | None, str]:
+    """Age in ms of the oldest audit record of the pool that is not written yet; None if it cannot be read, and why."""
     if parts.heartbeat.redis_problem is not None:
-        return None
+        return None, parts.heartbeat.redis_problem
     try:
         oldest_ms = await parts.audit_lag.oldest_ms()
-    except RedisUnavailable:
-        return None
-    return 0 if oldest_ms is None else max(0, int(time.time() * 1000) - oldest_ms)
+    except RedisUnavailable as error:
+        return None, str(error)
+    return 0 if oldest_ms is None else max(0, int(time.time() * 1000) - oldest_ms), ""
 
 
 def _workers_elsewhere(parts: PoolParts) -> frozenset[str]:
