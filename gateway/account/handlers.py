@@ -2,14 +2,23 @@
 
 from collections.abc import Awaitable, Callable, Collection
 
-from gateway.account.jobs import JOB_PAGE, MAX_JOB_PAGE, JobItem, job_item
-from gateway.account.keys import KEY_PAGE, MAX_KEY_PAGE, KeyItem, NewKeyItem, key_item, new_key_item, read_new_key
+from gateway.account.jobs import JOB_IDS, JOB_PAGE, MAX_JOB_PAGE, JobItem, job_item
+from gateway.account.keys import (
+    KEY_IDS,
+    KEY_PAGE,
+    MAX_KEY_PAGE,
+    KeyItem,
+    NewKeyItem,
+    key_item,
+    new_key_item,
+    read_new_key,
+)
 from gateway.account.store import AccountStore
 from gateway.account.usage import UsageItem, UsageReports
 from gateway.account.webhook_secret import WebhookSecretItem, read_grace, webhook_secret_item
 from gateway.http.body.reading import check_media, read_body
 from gateway.http.error_responses import ErrorResponses
-from gateway.http.pages import ObjectList, page_of, read_page
+from gateway.http.pages import PAGE_PARAMETERS, ObjectList, check_parameters, page_of, read_page
 from gateway.http.router import RoutedRequest
 from gateway.inference.customer_endpoints import CustomerEndpoints, customer_endpoint
 from gateway.inference.entry import Entry
@@ -54,14 +63,16 @@ class AccountHandlers(CustomerEndpoints):
     @customer_endpoint
     async def jobs(self, request: RoutedRequest, identity: Identity) -> ObjectList[JobItem]:
         """GET /v1/jobs."""
-        page = read_page(request.request.query, JOB_PAGE, MAX_JOB_PAGE)
+        check_parameters(request.request.query, PAGE_PARAMETERS)
+        page = read_page(request.request.query, JOB_PAGE, MAX_JOB_PAGE, ids=JOB_IDS)
         rows = await self._store.run(lambda c: list_jobs(c, identity.customer_id, page.after, page.limit + 1))
         return page_of([job_item(row) for row in rows], page.limit)
 
     @customer_endpoint
     async def keys(self, request: RoutedRequest, identity: Identity) -> ObjectList[KeyItem]:
         """GET /v1/keys."""
-        page = read_page(request.request.query, KEY_PAGE, MAX_KEY_PAGE)
+        check_parameters(request.request.query, PAGE_PARAMETERS)
+        page = read_page(request.request.query, KEY_PAGE, MAX_KEY_PAGE, ids=KEY_IDS)
         rows = await self._store.run(lambda c: list_own_keys(c, identity, page.after, page.limit + 1))
         return page_of([key_item(row) for row in rows], page.limit)
 

@@ -9,6 +9,7 @@ from gateway.jobs.documents import Status
 from ledger.jobs import ListedJob
 
 JOB_PAGE, MAX_JOB_PAGE = 20, 100
+JOB_IDS = "^(req_[0-9a-f]{32})?$"
 _ENDED: dict[str, Status] = {"completed": "SUCCESS", "failed": "FAILURE"}
 
 

@@ -15,6 +15,7 @@ from ledger.catalog.snapshot import Identity
 from ledger.keys import KeyTerms, OwnKey
 
 KEY_PAGE, MAX_KEY_PAGE = 20, 100
+KEY_IDS = "^([a-z0-9]{12})?$"
 MAX_MODELS = 100
 MAX_QUOTAS = 10
 MAX_TIME = 32_503_680_000  # The year 3000.

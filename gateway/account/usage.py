@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from gateway.api.cached_lookup import CachedLookup
-from gateway.http.pages import ObjectList, page_of, read_page
+from gateway.http.pages import PAGE_PARAMETERS, ObjectList, check_parameters, page_of, read_page
 from gateway.http.validation import invalid
 from ledger.audit.queries import UsagePart, usage_by
 from ledger.catalog.snapshot import Identity
@@ -69,6 +69,7 @@ ReadUsage = Callable[[str, UsageQuery], Awaitable[list[UsagePart]]]
 
 def read_usage_query(query: Any, today: date) -> UsageQuery:
     """Read `from`, `to`, `by`, `after` and `limit`. Raises RequestError that names the parameter."""
+    check_parameters(query, ("from", "to", "by", *PAGE_PARAMETERS))
     last = _day(query, "to", today)
     first = _day(query, "from", last - timedelta(DEFAULT_DAYS - 1))
     if first > last:
@@ -78,6 +79,8 @@ def read_usage_query(query: Any, today: date) -> UsageQuery:
     by, page = query.get("by", "day"), read_page(query, PAGE, PAGE)
     if by not in GROUPS:
         raise invalid("by", f"`by` must be one of {', '.join(GROUPS)}.")
+    if page.after and by == "day":
+        _day(query, "after", first)
     return UsageQuery(first, last, by, page.after, page.limit)
 
 

@@ -22,6 +22,7 @@ from gateway.admin_api.sessions import SessionHandlers
 from gateway.auth.client_address import Network
 from gateway.http.body.strict_json import check_duplicates, decode
 from gateway.http.error_responses import ErrorResponses
+from gateway.http.pages import check_parameters
 from gateway.http.problem_details import wants_problem
 from gateway.http.response import JSON, HttpResponse
 from gateway.http.validation import invalid
@@ -206,10 +207,8 @@ def _values(request: web.Request, raw: bytes, route: AdminRoute, decoder: Any) -
 
 def _query(request: web.Request, known: set[str]) -> dict[str, str]:
     """The parameters of the query. Raises RequestError."""
+    check_parameters(request.query, known)
     for name in request.query:
-        if name not in known:
-            listed = f" The parameters are: {', '.join(sorted(known))}." if known else ""
-            raise invalid(name[:64], f"The parameter `{name[:64]}` is not known here.{listed}")
         if len(request.query.getall(name)) > 1:
             raise invalid(name, f"The parameter `{name}` occurs twice.")
         if not request.query[name]:

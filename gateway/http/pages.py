@@ -1,11 +1,16 @@
 """Pages of a list: the parameters of a query, and OpenAI's form of a page."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gateway.http.validation import invalid
+from gateway.http.validation import MAX_NAME_CHARACTERS, invalid
+
+PAGE_PARAMETERS = ("limit", "after")
+ANY_ID = "^[ -~]*$"
+"""Of lists whose items have no ids of one form."""
 
 T = TypeVar("T")
 Listed = TypeVar("Listed", bound="ListItem")
@@ -44,13 +49,30 @@ class PageQuery(NamedTuple):
     oldest_first: bool
 
 
-def read_page(query: Any, default: int, most: int) -> PageQuery:
-    """Read `limit`, `after` and `order` of a query. Raises RequestError that names the parameter."""
+def check_parameters(query: Mapping[str, str], known: Collection[str]) -> None:
+    """Raises RequestError for a parameter that is not known, since a misspelt one would have no effect.
+
+    Not for lists of OpenAI's API: clients for Azure send `api-version` with each of them.
+    """
+    for name in query:
+        if name not in known:
+            shown, listed = (
+                name[:MAX_NAME_CHARACTERS],
+                f" The parameters are: {', '.join(sorted(known))}." if known else "",
+            )
+            raise invalid(shown, f"The parameter `{shown}` is not known here.{listed}")
+
+
+def read_page(query: Any, default: int, most: int, *, ids: str = ANY_ID) -> PageQuery:
+    """Read `limit`, `after` and `order` of a query. Raises RequestError that names the parameter.
+
+    `ids`: a pattern of the ids of the items and of "".
+    """
     limit, order, after = query.get("limit", str(default)), query.get("order", "desc"), query.get("after", "")
     if not (limit.isascii() and limit.isdigit() and len(limit) < 6 and 1 <= int(limit) <= most):
         raise invalid("limit", f"`limit` must be 1 to {most}.")
     if order not in ("asc", "desc"):
         raise invalid("order", "`order` must be `asc` or `desc`.")
-    if not (after.isascii() and after.isprintable()):
+    if re.fullmatch(ids, after) is None:
         raise invalid("after", "`after` must be the id of the last item of the page before.")
     return PageQuery(after, int(limit), order == "asc")

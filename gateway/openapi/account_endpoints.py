@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from gateway.account.jobs import JOB_PAGE, MAX_JOB_PAGE, JobItem
-from gateway.account.keys import KEY_PAGE, MAX_KEY_PAGE, KeyBody, KeyItem, NewKeyItem
+from gateway.account.jobs import JOB_IDS, JOB_PAGE, MAX_JOB_PAGE, JobItem
+from gateway.account.keys import KEY_IDS, KEY_PAGE, MAX_KEY_PAGE, KeyBody, KeyItem, NewKeyItem
 from gateway.account.usage import DEFAULT_DAYS, GROUPS, MOST_DAYS, PAGE, UsageItem
 from gateway.account.webhook_secret import SecretRotation, WebhookSecretItem
 from gateway.api.account_document import Account
@@ -45,9 +45,14 @@ ACCOUNT: tuple[ApiEndpoint, ...] = (
         ObjectList[JobItem],
         ErrorCode.DRAINING,
         headers=("Cache-Control",),
-        parameters=page_parameters(JOB_PAGE, MAX_JOB_PAGE),
+        parameters=page_parameters(JOB_PAGE, MAX_JOB_PAGE, JOB_IDS),
     ),
-    _keys("/v1/keys", "List the own keys", ObjectList[KeyItem], parameters=page_parameters(KEY_PAGE, MAX_KEY_PAGE)),
+    _keys(
+        "/v1/keys",
+        "List the own keys",
+        ObjectList[KeyItem],
+        parameters=page_parameters(KEY_PAGE, MAX_KEY_PAGE, KEY_IDS),
+    ),
     _keys(
         "/v1/keys",
         "Create a key",

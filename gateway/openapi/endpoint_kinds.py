@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.auth.service_tier import KNOWN
+from gateway.http.pages import ANY_ID
 from gateway.http.response import JSON
-from gateway.http.response_headers import Schema
 from gateway.http.sse import EVENTS
 from gateway.http.static import page_headers
 from gateway.inference.idempotency import IDEMPOTENCY_KEY, MAX_KEY_CHARACTERS
@@ -64,7 +64,6 @@ NOT_INFERENCE_ERRORS = ADMIN_ERRORS | {
 }
 """Errors that no inference endpoint returns. `abandoned` is in audit rows only."""
 
-PRINTABLE: Schema = {"type": "string", "pattern": "^[ -~]*$"}
 IDEMPOTENCY_KEY_PARAMETER = Parameter(
     IDEMPOTENCY_KEY,
     "header",
@@ -148,12 +147,14 @@ def account_endpoint(
     return ApiEndpoint(path=path, summary=summary, **({"responses": {200: found}} | defaults | fields))
 
 
-def page_parameters(default: int, most: int) -> tuple[Parameter, ...]:
+def page_parameters(default: int, most: int, ids: str = ANY_ID) -> tuple[Parameter, ...]:
     """The parameters that `read_page` of gateway/http/pages.py reads."""
     limit = Parameter(
         "limit", "query", f"Most items, {default} by default.", {"type": "integer", "minimum": 1, "maximum": most}
     )
-    return limit, Parameter("after", "query", "The id of the last item of the page before.", PRINTABLE)
+    return limit, Parameter(
+        "after", "query", "The id of the last item of the page before.", {"type": "string", "pattern": ids}
+    )
 
 
 def token_count_endpoint(path: str, summary: str, kind: type, *errors: ErrorCode, **fields: Any) -> ApiEndpoint:

@@ -84,6 +84,8 @@ async def test_usage_by_day_model_and_key(bench: JobBench, db: Connection) -> No
         ("from=2026-01-01&to=2026-04-03", "from"),
         ("limit=101", "limit"),
         ("after=%00", "after"),
+        ("after=foo", "after"),
+        ("group_by=model", "group_by"),
     ],
 )
 async def test_a_wrong_parameter_of_usage_is_named(bench: JobBench, query: str, param: str) -> None:
@@ -91,6 +93,14 @@ async def test_a_wrong_parameter_of_usage_is_named(bench: JobBench, query: str, 
     status, document = await call(bench.stack, f"/v1/usage?{query}")
 
     assert (status, document["error"]["code"], document["error"]["param"]) == (400, "invalid_request", param)
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/keys"])
+async def test_a_wrong_parameter_of_a_list_is_named(bench: JobBench, path: str) -> None:
+    """400 for a parameter that the list does not have, and for an `after` that is no id of its items."""
+    for query, param in (("status=failed", "status"), ("after=foo", "after"), (f"after=req_{'0' * 32}%0A", "after")):
+        status, document = await call(bench.stack, f"{path}?{query}")
+        assert (status, document["error"]["code"], document["error"]["param"]) == (400, "invalid_request", param)
 
 
 async def test_usage_without_postgresql(client: Redis, redis_url: str) -> None:

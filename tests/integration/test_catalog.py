@@ -490,6 +490,7 @@ async def test_a_locked_table_is_reported_and_retried(database_url: str, db: Con
     """A poll has a timeout."""
     catalog = Catalog(database_url, timeout_s=0.2, poll_s=0.1)
     await catalog.start()
+    await eventually(lambda: catalog.snapshot is not None, "the catalog is read")
     async with db.transaction():
         await db.execute("LOCK TABLE catalog_version IN ACCESS EXCLUSIVE MODE")
         await eventually(lambda: catalog.problem, "the problem is reported", 3.0)
