@@ -312,8 +312,8 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.CANCELLED: HttpError(
         499,
         _INVALID,
-        "The client closed the request.",
-        "The client disconnected; only the audit shows this.",
+        "The request was cancelled: its client disconnected, or its job or batch was cancelled.",
+        "The client disconnected, which only the audit shows, or it cancelled the job or batch.",
         "Nothing; raise the client's timeout if it was not intended.",
     ),
     ErrorCode.ABANDONED: HttpError(
