@@ -116,7 +116,7 @@ def test_services_set_no_variables_in_pods() -> None:
     """A service named tierlane-gateway would set TIERLANE_GATEWAY_PORT, an unknown setting, with which no role starts."""
     pods = [pod for name, pod in pod_specs() if any("tierlane" in c["image"] for c in pod["containers"])]
 
-    assert [pod["enableServiceLinks"] for pod in pods] == [False] * 4
+    assert [pod["enableServiceLinks"] for pod in pods] == [False] * 5
     assert "enableServiceLinks: false" in text_of(HELM / "templates" / "_names.tpl")
 
 
