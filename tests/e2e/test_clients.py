@@ -24,6 +24,7 @@ from stack import Stack, free_port, start_stack
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests" / "clients"
+OTHERS = {"ai_features", "oidc_provider"}  # Started by other tests.
 APART = Path(sys.prefix) / "clients"
 """Where `make clients` installs the packages whose dependencies exclude those of the tests."""
 
@@ -126,7 +127,7 @@ async def test_clients(environment: Mapping[str, str]) -> None:
     found = [each for each in ended if not isinstance(each, BaseException)]
     results = dict(zip(CLIENTS, found, strict=True))
 
-    assert {path.name for path in SCRIPTS.glob("*_*.*") if path.stem != "ai_features"} == set(CLIENTS)
+    assert {path.name for path in SCRIPTS.glob("*_*.*") if path.stem not in OTHERS} == set(CLIENTS)
     errors = [f"{script}, {name}: {error}" for script, each in results.items() for name, error in each.items() if error]
     assert errors == [], "\n".join(errors)
     assert {name for each in found for name in each} == set(FEATURES)
