@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ledger.admin.transaction import as_actor
 from ledger.catalog.api_key import NewKey
-from ledger.catalog.quotas import BadCatalogRow, name_of, parse_quota
+from ledger.catalog.quotas import key_quotas_problem
 from ledger.catalog.snapshot import Identity, allowed_models
 from ledger.postgres import Connection, statement
 from scheduler.errors import TierlaneError
@@ -99,16 +99,9 @@ def _narrowed_quotas(of_caller: Sequence[str] | None, wanted: Sequence[str] | No
     """The quotas of a new key: those of the calling key, which both use up together, else those that are wanted."""
     if of_caller and wanted is not None:
         raise KeyRejected("`quotas` cannot be set: the new key shares the quotas of this key.", "quotas")
-    names = set[str]()
-    for text in wanted or ():
-        try:
-            name = name_of(parse_quota(None, "any", text))
-        except BadCatalogRow:
-            form = "an amount and a period, such as 10000/day or 100 usd/month"
-            raise KeyRejected(f"`quotas` has a text that is not {form}.", "quotas") from None
-        if name in names:
-            raise KeyRejected("`quotas` has two quotas of the same period and unit.", "quotas")
-        names.add(name)
+    problem = key_quotas_problem(wanted or ())
+    if problem is not None:
+        raise KeyRejected(f"`quotas`: {problem}.", "quotas")
     return of_caller or wanted
 
 

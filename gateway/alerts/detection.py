@@ -44,9 +44,8 @@ class AlertDetection:
 
     def __init__(self) -> None:
         self._known: BoundedDict[str, None] = BoundedDict(MAX_KNOWN)
-        self._unread: BoundedDict[tuple[str, str], _Unread] = BoundedDict(
-            MAX_CUSTOMERS
-        )  # By customer and, of quotas of keys, key.
+        # By customer and key; the key is "" for quotas of the customer.
+        self._unread: BoundedDict[tuple[str, str], _Unread] = BoundedDict(MAX_CUSTOMERS)
 
     def stored(self, ids: Iterable[str]) -> None:
         """These alerts are in PostgreSQL."""

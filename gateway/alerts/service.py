@@ -148,9 +148,8 @@ class QuotaAlerts:
             statement_timeout_ms=READ_TIMEOUT_MS,
         )
         async with closing(connection):
-            some = replace(
-                snapshot, customers=customers, has_key_quotas=False
-            )  # They are among those of the customers.
+            # The quotas of keys to be read are among those of the customers.
+            some = replace(snapshot, customers=customers, has_key_quotas=False)
             spent = await quota_spent(connection, some, timeout_ms=READ_TIMEOUT_MS)
         pending = {customer_id: _destinations(jobs, customer) for customer_id, customer in customers.items()}
         for alert in self._detection.from_audit(customers, spent, pending):

@@ -16,7 +16,7 @@ from ledger.admin.columns import settable
 from ledger.admin.errors import QUOTA_FORMS, BadValue, ChangeRejected
 from ledger.admin.rows import check_models, check_tier, find_customer
 from ledger.catalog.api_key import NewKey, mint
-from ledger.catalog.quotas import BadCatalogRow, name_of, parse_quota
+from ledger.catalog.quotas import BadCatalogRow, key_quotas_problem, name_of, parse_quota
 from ledger.catalog.snapshot import Quota
 from ledger.catalog.webhook_secret import LEAST_GRACE, MOST_GRACE, TooManySecrets, WebhookSecrets
 from ledger.postgres import Connection
@@ -125,17 +125,9 @@ async def revoke_key(connection: Connection, key_id: str) -> Change:
 
 def _check_key_quotas(values: Row) -> None:
     """Raises BadValue for quotas of a key that are invalid, or two of one period and unit."""
-    names: dict[str, str] = {}
-    for text in values.get("quotas") or ():
-        try:
-            name = name_of(parse_quota(None, "any", text))
-        except BadCatalogRow:
-            raise BadValue(
-                f"quotas must be amounts and periods, not {text!r} (such as {QUOTA_FORMS}).", "quotas"
-            ) from None
-        if name in names:
-            raise BadValue(f"quotas: {names[name]} and {text} are for the same period and unit.", "quotas")
-        names[name] = text
+    problem = key_quotas_problem(values.get("quotas") or ())
+    if problem is not None:
+        raise BadValue(f"quotas: {problem}.", "quotas")
 
 
 async def _issue(

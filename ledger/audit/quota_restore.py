@@ -47,9 +47,8 @@ async def quota_spent(
     `now` selects the windows (None: PostgreSQL's time). A request counts in the window in which its id was created.
     `timeout_ms` applies to each statement. Raises what asyncpg raises.
     """
-    owners: dict[tuple[str, str, bool], list[tuple[str, str]]] = defaultdict(
-        list
-    )  # By quota: the customer, and the key or "".
+    # By name, zone and whether it is of keys: the customers, each with the key or "".
+    owners: dict[tuple[str, str, bool], list[tuple[str, str]]] = defaultdict(list)
     of_keys = snapshot.quotas_of_keys()
     for customer in snapshot.customers.values():
         for name in (*dict(customer.quotas), *of_keys.get(customer.id, ())):

@@ -73,6 +73,20 @@ def _term_of(quota: Quota) -> _Term:
     return quota.every * PERIOD_S[quota.unit], name_of(quota), quota.amount, quota.alert_shares
 
 
+def key_quotas_problem(texts: Iterable[str]) -> str | None:
+    """Why these cannot be the quotas of a key, as the end of a sentence: one is invalid, or two are of one period and unit."""
+    known: dict[str, str] = {}
+    for text in texts:
+        try:
+            name = name_of(parse_quota(None, "any", text))
+        except BadCatalogRow:
+            return f"{text!r} is not an amount and a period, such as 10000/day or 100 usd/month"
+        if name in known:
+            return f"{known[name]!r} and {text!r} are for the same period and unit"
+        known[name] = text
+    return None
+
+
 def key_quotas(key_id: str, owner: str, texts: Iterable[str]) -> Held:
     """The quotas of a key beside its customer's, which are counted under the key `owner`. Raises BadCatalogRow."""
     found: dict[str, int] = {}

@@ -286,7 +286,7 @@ async def test_a_key_has_at_most_the_rights_of_the_one_that_creates_it(keys: Key
 async def test_a_key_has_quotas_of_its_own(keys: KeyBench) -> None:
     """Beside those of the customer, in /v1/me too. A key that it creates shares them, and cannot have others."""
     first = await keys.issue("acme")
-    for quotas, fault in ((["much"], "not an amount"), (["1/day", "2/day"], "same period"), ([], "")):
+    for quotas, fault in ((["much"], "is not an amount"), (["1/day", "2/day"], "for the same period"), ([], "")):
         status, document = await keys.call(first, "POST", name="ci", quotas=quotas)
         assert (status, fault in document["error"]["message"], document["error"]["param"]) == (400, True, "quotas")
     made = await keys.created(first, name="ci", quotas=["2/day", "7 tokens/week"])
