@@ -73,7 +73,7 @@ class JobRow(msgspec.Struct, frozen=True):
 
 
 class ListedJob(NamedTuple):
-    """A job of a list."""
+    """A job of a list. `callback_status`: of the last attempt, 0 without a response; None: none, or by an older version."""
 
     id: str
     status: str
@@ -84,6 +84,10 @@ class ListedJob(NamedTuple):
     expires_at: datetime | None
     tokens_used: int | None
     error_code: str | None
+    has_callback: bool
+    callback_tries: int
+    callback_at: datetime | None
+    callback_status: int | None
 
 
 class OpenJob(msgspec.Struct, frozen=True):
@@ -264,9 +268,9 @@ async def due_callbacks(
     ]
 
 
-async def record_callback_attempt(connection: Connection, job_id: str, retry_s: float | None) -> None:
-    """Record an attempt to call back. The next attempt is due in `retry_s`; None: there is none."""
-    await connection.execute(statement("record_callback_attempt"), job_id, retry_s)
+async def record_callback_attempt(connection: Connection, job_id: str, retry_s: float | None, status: int) -> None:
+    """Record an attempt to call back, with its HTTP status (0: no response). The next one is due in `retry_s`; None: there is none."""
+    await connection.execute(statement("record_callback_attempt"), job_id, retry_s, status)
 
 
 class StoreUnavailable(TierlaneError):

@@ -179,7 +179,9 @@ class Callbacks:
         if not delivered:
             log.info("callback_failed", id=callback.id, status=status, again_s=wait_s)
         with contextlib.suppress(TierlaneError):  # Then it is sent once more.
-            await self._session.run(lambda connection: record_callback_attempt(connection, callback.id, wait_s))
+            await self._session.run(
+                lambda connection: record_callback_attempt(connection, callback.id, wait_s, status or 0)
+            )
 
     async def _post(self, client: aiohttp.ClientSession, callback: Callback, row: JobRow) -> int | None:
         """The status of the response; None if there is none, or the URL is not allowed any more."""

@@ -25,7 +25,8 @@ FROM jobs WHERE id = ANY($1) AND (expires_at IS NULL OR expires_at > clock_times
 
 -- name: list_jobs
 -- $1: customer. $2: id after which the page begins, or ''. $3: row limit. The newest first; ids begin with the time.
-SELECT id, status, model, tier, created_at, completed_at, expires_at, tokens_used, error_code
+SELECT id, status, model, tier, created_at, completed_at, expires_at, tokens_used, error_code,
+       callback_url IS NOT NULL AS has_callback, callback_tries, callback_at, callback_status
 FROM jobs
 WHERE customer_id = $1 AND ($2 = '' OR id < $2) AND (expires_at IS NULL OR expires_at > clock_timestamp())
 ORDER BY id DESC LIMIT $3
@@ -149,7 +150,7 @@ WHERE customer_rank <= $5
 ORDER BY callback_tries, callback_at LIMIT $2
 
 -- name: record_callback_attempt
--- $1: job. $2: seconds until the next attempt; null: none.
-UPDATE jobs SET callback_tries = callback_tries + 1,
+-- $1: job. $2: seconds until the next attempt; null: none. $3: HTTP status; 0: no response.
+UPDATE jobs SET callback_tries = callback_tries + 1, callback_status = $3,
     callback_at = clock_timestamp() + make_interval(secs => $2)
 WHERE id = $1

@@ -138,6 +138,7 @@ async def test_jobs_are_listed(bench: JobBench, db: Connection) -> None:
     assert [item["id"] for item in items] == [*reversed(open_jobs), ended]
     assert [item["status"] for item in items] == ["PENDING"] * 3 + ["SUCCESS"]
     assert (items[0]["completed_at"], items[0]["model"], items[0]["tier"]) == (None, "tiny", "free")
+    assert items[0]["callback"] is None
     assert items[3]["created_at"] <= items[3]["completed_at"] < items[3]["expires_at"]
     assert [item["id"] for item in theirs["data"]] == others
     assert "text of a job" not in str(items)

@@ -109,6 +109,13 @@ def is_genuine(secret: str, headers: dict[str, str], body: bytes) -> bool:
     return bool(names["is_genuine"](secret, headers, body))
 
 
+async def listed_callback(bench: JobBench, task_id: str) -> dict[str, Any] | None:
+    """`callback` of a job in `GET /v1/jobs`."""
+    async with bench.stack.http.get(f"{bench.stack.url}/v1/jobs", headers=bench.stack.key("free")) as response:
+        (found,) = [item["callback"] for item in (await response.json())["data"] if item["id"] == task_id]
+        return found  # type: ignore[no-any-return]
+
+
 async def test_a_callback_is_sent_once_and_signed(bench: JobBench, receiver: Receiver) -> None:
     """It has the document of GET with the task id; the documented function accepts it with the customer's secret only."""
     task_id = await bench.accepted(receiver.body)
@@ -132,8 +139,11 @@ async def test_a_callback_is_sent_once_and_signed(bench: JobBench, receiver: Rec
 
 
 @pytest.mark.parametrize(
-    ("statuses", "delays_s", "tries"),
-    [([500, 302, 200], (0.01,) * 3, 3), ([503], (0.01,), 2)],
+    ("statuses", "delays_s", "end"),
+    [
+        ([500, 302, 200], (0.01,) * 3, {"state": "delivered", "attempts": 3, "status": 200}),
+        ([503, 503], (0.01,), {"state": "failed", "attempts": 2, "status": 503}),
+    ],
     ids=["until it succeeds", "until the last delay"],
 )
 async def test_a_callback_is_retried(
@@ -142,12 +152,13 @@ async def test_a_callback_is_retried(
     monkeypatch: pytest.MonkeyPatch,
     statuses: list[int],
     delays_s: tuple[float, ...],
-    tries: int,
+    end: dict[str, Any],
 ) -> None:
-    """An error and a redirect are retried with the same id; the result can be read in any case.
+    """An error and a redirect are retried with the same id; the list of jobs has the end; the result can be read in any case.
 
     The URL is part of the request that an Idempotency-Key selects.
     """
+    tries = end["attempts"]
     monkeypatch.setattr(webhooks, "DELAYS_S", delays_s)
     receiver.statuses = statuses
     key = {"Idempotency-Key": "order-81"}
@@ -158,6 +169,7 @@ async def test_a_callback_is_retried(
     await bench.until(task_id, lambda r: (r["callback_tries"], r["callback_at"]) == (tries, None), "no call is due")
     assert [headers["webhook-id"] for headers, _ in receiver.calls] == [task_id] * tries
     assert (await bench.get(task_id))[1]["status"] == "SUCCESS"
+    assert await listed_callback(bench, task_id) == end
 
 
 async def test_the_next_reconciler_sends_due_callbacks(bench: JobBench, receiver: Receiver, db: Db) -> None:
