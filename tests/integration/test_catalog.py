@@ -554,7 +554,9 @@ async def test_a_suspended_postmaster_is_reported_although_open_sessions_work(ow
     try:
         await probe.probe()
         probed_at = time.monotonic()
-        await eventually(lambda: catalog.age_s() < time.monotonic() - probed_at, "the session confirms the catalog", 5.0)
+        await eventually(
+            lambda: catalog.age_s() < time.monotonic() - probed_at, "the session confirms the catalog", 5.0
+        )
         assert catalog.problem is None
         assert probe.problem is not None
         assert "does not accept new connections: no response within 2 s." in probe.problem
