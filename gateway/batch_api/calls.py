@@ -157,14 +157,16 @@ def member_id(request_id: str, index: int) -> str:
 def identity_of(catalog: Catalog, customer_id: str, key_id: str) -> Identity | None:
     """The customer of a batch as it is now; None while it is suspended or unknown.
 
-    The limit of the key does not apply. Its models do, also once it is revoked.
+    The rate of the key does not apply. Its models and quotas do, also once it is revoked.
     """
     snapshot = catalog.snapshot
     row = None if snapshot is None else snapshot.customers.get(customer_id)
     if snapshot is None or row is None or row.suspended:
         return None
     identity, key = row.identity(key_id), snapshot.keys.get(key_id)
-    return identity if key is None else msgspec.structs.replace(identity, models=key.identity.models)
+    if key is None:
+        return identity
+    return msgspec.structs.replace(identity, models=key.identity.models, quotas=key.identity.quotas)
 
 
 def _error(status: RequestStatus, api_format: ApiFormat) -> RequestError:

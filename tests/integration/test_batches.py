@@ -10,11 +10,12 @@ import openai
 import pytest
 
 from eventually import eventually
-from gateway.batch_api.calls import member_id
+from gateway.batch_api.calls import identity_of, member_id
 from gateway.batch_api.store import PIECE_BYTES
 from integration.admin_fixtures import Admin
 from integration.batch_fixtures import CHAT, BatchBench, StartBatches, bench, line, start_batches
 from integration.gateway_fixtures import reverse, reverse_or_vector, tier
+from integration.jobs_fixtures import customer_id
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.batches import audit_lines, purge_batches
 from ledger.files import purge_files
@@ -169,6 +170,26 @@ async def test_lines_wait_for_limits_and_repeat_failed_runs(bench: BatchBench) -
     assert len(outputs) == 60
     assert [(each["custom_id"], each["response"]["status_code"]) for each in errors] == [("poison", 422)]
     assert len(failed) == 20
+
+
+async def test_lines_count_in_the_quotas_of_the_key_of_their_batch(bench: BatchBench) -> None:
+    """Lines beyond a quota wait; a revoked key keeps its quotas."""
+    quotas = ((f"1day@{bench.catalog.keys['free'].id}", 3),)
+    bench.catalog.set(key={"quotas": quotas})
+    batch = await bench.create([line(str(number)) for number in range(5)])
+    await eventually(
+        lambda: bench.db.fetchval("SELECT count(*) = 3 FROM batch_lines WHERE output IS NOT NULL"), "three lines ended"
+    )
+    await bench.client.batches.cancel(batch.id)
+    ended = await bench.until(batch.id)
+    bench.catalog.set(key={"quotas": quotas, "revoked": True})
+    later = identity_of(bench.stack.gateway.entry.catalog, customer_id("free"), bench.catalog.keys["free"].id)
+
+    assert ended.request_counts is not None
+    assert (ended.request_counts.completed, ended.request_counts.failed) == (3, 2)
+    assert len(bench.stack.worker.seen) == 3
+    assert later is not None
+    assert later.quotas == quotas
 
 
 async def test_open_lines_expire(start_batches: StartBatches) -> None:
