@@ -6,13 +6,15 @@ Changes are recorded in config_changes under the name of the customer.
 
 from collections.abc import Sequence
 from datetime import datetime
+from math import inf
 from typing import NamedTuple
 
 from ledger.admin.transaction import as_actor
 from ledger.catalog.api_key import NewKey
-from ledger.catalog.quotas import key_quotas_problem
+from ledger.catalog.quotas import key_quotas_problem, stored_quota
 from ledger.catalog.snapshot import Identity, allowed_models
 from ledger.postgres import Connection, statement
+from ratelimit.limits import REQUEST_BUCKET, value_of
 from scheduler.errors import TierlaneError
 
 MOST_LIVE = 100
@@ -64,8 +66,13 @@ class KeyTerms(NamedTuple):
     quotas: Sequence[str] | None = None
 
 
-def narrowed(caller: KeyTerms, of_customer: Sequence[str] | None, wanted: KeyTerms, now: datetime) -> KeyTerms:
-    """The terms of a new key: those that are wanted, else those of the calling key. Raises KeyRejected if they are wider."""
+def narrowed(
+    caller: KeyTerms, of_customer: Sequence[str] | None, account_rate: float, wanted: KeyTerms, now: datetime
+) -> KeyTerms:
+    """The terms of a new key: those that are wanted, else those of the calling key. Raises KeyRejected if they are wider.
+
+    `of_customer`: the models of the customer; None: all. `account_rate`: its requests/s.
+    """
     shared = None if of_customer is None else tuple(of_customer)
     allowed = shared if caller.models is None else allowed_models(caller.models, shared)
     for name in wanted.models or ():
@@ -76,6 +83,11 @@ def narrowed(caller: KeyTerms, of_customer: Sequence[str] | None, wanted: KeyTer
         if rate is not None and wanted.requests_per_second > rate:
             raise KeyRejected(
                 f"`requests_per_second` must not exceed that of this key, {rate:g}.", "requests_per_second"
+            )
+        if wanted.requests_per_second > account_rate:
+            raise KeyRejected(
+                f"`requests_per_second` must not exceed that of your account, {account_rate:g}, which all of its keys share.",
+                "requests_per_second",
             )
         rate = wanted.requests_per_second
         burst = max(1.0, rate) if burst is None else min(burst, max(1.0, rate))
@@ -99,10 +111,11 @@ def _narrowed_quotas(of_caller: Sequence[str] | None, wanted: Sequence[str] | No
     """The quotas of a new key: those of the calling key, which both use up together, else those that are wanted."""
     if of_caller and wanted is not None:
         raise KeyRejected("`quotas` cannot be set: the new key shares the quotas of this key.", "quotas")
-    problem = key_quotas_problem(wanted or ())
+    quotas = None if wanted is None else [stored_quota(text) for text in wanted]
+    problem = key_quotas_problem(quotas or ())
     if problem is not None:
         raise KeyRejected(f"`quotas`: {problem}.", "quotas")
-    return of_caller or wanted
+    return of_caller or quotas
 
 
 async def create_own_key(connection: Connection, caller: Identity, key: NewKey, name: str, wanted: KeyTerms) -> OwnKey:
@@ -118,7 +131,8 @@ async def create_own_key(connection: Connection, caller: Identity, key: NewKey, 
             if row["recent"] >= MOST_A_DAY:
                 raise TooManyKeys(f"{MOST_A_DAY} keys were created in the last 24 hours: use one of them, or wait.")
             own = KeyTerms(*(row[field] for field in KeyTerms._fields))
-            terms = narrowed(own, row["customer_models"], wanted, row["now"])
+            rate = value_of(caller.limits, REQUEST_BUCKET.rate) or inf
+            terms = narrowed(own, row["customer_models"], rate, wanted, row["now"])
             await connection.execute(
                 statement("insert_key"),
                 *(key.id, caller.customer_id, name, key.secret_hash, terms.expires_at),

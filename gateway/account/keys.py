@@ -9,10 +9,11 @@ import msgspec
 
 from gateway.account.jobs import seconds
 from gateway.http.body.strict_json import check_duplicates, decode
-from gateway.http.validation import PRINTABLE
+from gateway.http.validation import PRINTABLE, invalid
 from gateway.served_models import model_not_found, visible
 from ledger.catalog.snapshot import Identity
 from ledger.keys import KeyTerms, OwnKey
+from scheduler.errors import RequestError
 
 KEY_PAGE, MAX_KEY_PAGE = 20, 100
 KEY_IDS = "^([a-z0-9]{12})?$"
@@ -29,8 +30,9 @@ Quotas = Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_QUOTAS)]
 
 
 class KeyBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The body of `POST /v1/keys`. What is absent or null is as of the calling key. `expires_at`: Unix seconds. `quotas`: such as
-    `100 usd/month`; not if the calling key has quotas, which the new key then shares.
+    """The body of `POST /v1/keys`. What is absent or null is as of the calling key. `requests_per_second`: at most that of the account.
+    `expires_at`: Unix seconds. `quotas`: such as `10/day` or `100 usd/month`; not if the calling key has quotas, which the new key then
+    shares.
     """
 
     name: KeyName
@@ -71,7 +73,12 @@ _decoder = msgspec.json.Decoder(KeyBody)
 
 def read_new_key(raw: bytes, identity: Identity, served: Collection[str]) -> tuple[str, KeyTerms]:
     """The name and the terms of the new key. `served`: all models. Raises RequestError that names the field."""
-    body = decode(_decoder, raw)
+    try:
+        body = decode(_decoder, raw)
+    except RequestError as error:
+        if error.param != "quotas":
+            raise
+        raise invalid("quotas", f'{error.message} An example is `["10/day", "100 usd/month"]`.') from None
     check_duplicates(raw)
     for name in body.models or ():
         if name not in visible(served, identity.models):

@@ -30,6 +30,7 @@ _Term = tuple[int, str, int, AlertShares | None]
 _QUOTA = re.compile(
     rf"([0-9]+(?:\.[0-9]+)?)(?: ({'|'.join(NOTATIONS)}))? ?(?:/|per) ?([0-9]+)? ?({'|'.join(PERIOD_S)})s?"
 )
+_REQUESTS = re.compile(r"^([0-9]+) requests?(?= ?(?:/|per))")
 
 
 class BadCatalogRow(TierlaneError):
@@ -71,6 +72,11 @@ def name_of(quota: Quota) -> str:
 
 def _term_of(quota: Quota) -> _Term:
     return quota.every * PERIOD_S[quota.unit], name_of(quota), quota.amount, quota.alert_shares
+
+
+def stored_quota(text: str) -> str:
+    """The text in the notation of the tables, which do not name the unit of requests: `10 requests per day` is `10 per day`."""
+    return _REQUESTS.sub(r"\1", text)
 
 
 def key_quotas_problem(texts: Iterable[str]) -> str | None:

@@ -263,6 +263,7 @@ async def test_a_key_has_at_most_the_rights_of_the_one_that_creates_it(keys: Key
         ({"models": ["large"]}, 404, "models"),
         ({"models": ["tiny", "nobody"]}, 404, "models"),
         ({"requests_per_second": 51}, 400, "requests_per_second"),
+        ({"quotas": "10/day"}, 400, "quotas"),
         ({"burst": 81}, 400, "burst"),
         ({"expires_at": end + 1}, 400, "expires_at"),
         ({"expires_at": 1000}, 400, "expires_at"),
@@ -271,9 +272,11 @@ async def test_a_key_has_at_most_the_rights_of_the_one_that_creates_it(keys: Key
     ):
         returned, document = await keys.call(narrow["key"], "POST", **{"name": "wider"} | body)
         assert (returned, document["error"]["param"]) == (status, param), body
+    above = await keys.call(first, "POST", name="above", requests_per_second=1e6)
     same = await keys.created(narrow["key"], name="same")
     less = await keys.created(narrow["key"], name="less", requests_per_second=2, expires_at=end - 60)
 
+    assert (above[0], "that of your account" in above[1]["error"]["message"]) == (400, True)
     terms = ("models", "requests_per_second", "burst", "expires_at")
     assert [same[name] for name in terms] == [["tiny"], 50.0, 80.0, end]
     assert [less[name] for name in terms] == [["tiny"], 2.0, 2.0, end - 60]
@@ -287,16 +290,21 @@ async def test_a_key_has_at_most_the_rights_of_the_one_that_creates_it(keys: Key
 async def test_a_key_has_quotas_of_its_own(keys: KeyBench) -> None:
     """Beside those of the customer, in /v1/me too. A key that it creates shares them, and cannot have others."""
     first = await keys.issue("acme")
-    for quotas, fault in ((["much"], "is not an amount"), (["1/day", "2/day"], "for the same period"), ([], "")):
+    for quotas, fault in (
+        (["much"], "is not an amount"),
+        (["1/day", "2 requests/day"], "for the same period"),
+        ([], '`["10/day", "100 usd/month"]`'),
+        ("10/day", '`["10/day", "100 usd/month"]`'),
+    ):
         status, document = await keys.call(first, "POST", name="ci", quotas=quotas)
         assert (status, fault in document["error"]["message"], document["error"]["param"]) == (400, True, "quotas")
-    made = await keys.created(first, name="ci", quotas=["2/day", "7 tokens/week"])
+    made = await keys.created(first, name="ci", quotas=["2 requests per day", "7 tokens/week"])
     await keys.until(made["key"], 200)
     _, me = await keys.call(made["key"], path="/v1/me")
     shared = await keys.created(made["key"], name="also")
     refused = await keys.call(made["key"], "POST", name="wider", quotas=["9/day"])
 
-    assert made["quotas"] == shared["quotas"] == ["2/day", "7 tokens/week"]
+    assert made["quotas"] == shared["quotas"] == ["2 per day", "7 tokens/week"]
     assert [(each["quota"], each["key_id"], each["amount"]) for each in me["remaining"]["quotas"]] == [
         ("day", made["id"], 2),
         ("week", made["id"], 7),
