@@ -209,8 +209,6 @@ def _query(request: web.Request, known: set[str]) -> dict[str, str]:
     """The parameters of the query. Raises RequestError."""
     check_parameters(request.query, known)
     for name in request.query:
-        if len(request.query.getall(name)) > 1:
-            raise invalid(name, f"The parameter `{name}` occurs twice.")
         if not request.query[name]:
             raise invalid(name, f"The parameter `{name}` is empty: leave it out, or send a value.")
     return dict(request.query)

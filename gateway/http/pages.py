@@ -1,10 +1,11 @@
 """Pages of a list: the parameters of a query, and OpenAI's form of a page."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
+from multidict import MultiMapping
 
 from gateway.http.validation import MAX_NAME_CHARACTERS, invalid
 
@@ -49,8 +50,8 @@ class PageQuery(NamedTuple):
     oldest_first: bool
 
 
-def check_parameters(query: Mapping[str, str], known: Collection[str]) -> None:
-    """Raises RequestError for a parameter that is not known, since a misspelt one would have no effect.
+def check_parameters(query: MultiMapping[str], known: Collection[str]) -> None:
+    """Raises RequestError for a parameter that is not known or occurs twice, since it would have no effect.
 
     Not for lists of OpenAI's API: clients for Azure send `api-version` with each of them.
     """
@@ -61,6 +62,8 @@ def check_parameters(query: Mapping[str, str], known: Collection[str]) -> None:
                 f" The parameters are: {', '.join(sorted(known))}." if known else "",
             )
             raise invalid(shown, f"The parameter `{shown}` is not known here.{listed}")
+        if len(query.getall(name)) > 1:
+            raise invalid(name, f"The parameter `{name}` occurs twice.")
 
 
 def read_page(query: Any, default: int, most: int, *, ids: str = ANY_ID) -> PageQuery:

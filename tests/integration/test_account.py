@@ -86,6 +86,7 @@ async def test_usage_by_day_model_and_key(bench: JobBench, db: Connection) -> No
         ("after=%00", "after"),
         ("after=foo", "after"),
         ("group_by=model", "group_by"),
+        ("by=day&by=model", "by"),
     ],
 )
 async def test_a_wrong_parameter_of_usage_is_named(bench: JobBench, query: str, param: str) -> None:
