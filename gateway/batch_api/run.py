@@ -315,6 +315,9 @@ class BatchRun:
         for some in calls_of(group):
             submissions = [each for _, call in some for each in call.submissions]
             verdicts = await jobs.admissions.admit(*limits[:2], submissions, *limits[2:])
+            for submission, verdict in zip(submissions, verdicts, strict=True):
+                if submission.group.limits.quotas:
+                    jobs.quota_uses.note(submission.group, verdict)
             refused_ms, at = 0, 0
             for line, call in some:
                 own = verdicts[at : at + len(call.submissions)]

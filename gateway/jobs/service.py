@@ -122,7 +122,7 @@ class JobServing:
         )
         self.pipeline, self.config, self.store = parts.inference, jobs, store
         self.cancellations, self.remember = parts.parts.cancellations, parts.parts.remember
-        self.limits, self.ask = parts.limits, parts.ask
+        self.limits, self.ask, self.quota_uses = parts.limits, parts.ask, parts.quota_uses
         self.left = False
         self._parts = parts.parts
         self.admission = JobAdmitter(

@@ -173,7 +173,7 @@ async def test_lines_wait_for_limits_and_repeat_failed_runs(bench: BatchBench) -
 
 
 async def test_lines_count_in_the_quotas_of_the_key_of_their_batch(bench: BatchBench) -> None:
-    """Lines beyond a quota wait; a revoked key keeps its quotas."""
+    """Lines beyond a quota wait, and their use is noted for alerts; a revoked key keeps its quotas."""
     quotas = ((f"1day@{bench.catalog.keys['free'].id}", 3),)
     bench.catalog.set(key={"quotas": quotas})
     batch = await bench.create([line(str(number)) for number in range(5)])
@@ -190,6 +190,9 @@ async def test_lines_count_in_the_quotas_of_the_key_of_their_batch(bench: BatchB
     assert len(bench.stack.worker.seen) == 3
     assert later is not None
     assert later.quotas == quotas
+    serving = bench.stack.gateway.jobs.serving
+    assert serving is not None
+    assert [use.left.quotas[0][0] for use in serving.quota_uses.take()] == [0]
 
 
 async def test_open_lines_expire(start_batches: StartBatches) -> None:
