@@ -1,8 +1,12 @@
 """What is wrong with a body, in words: msgspec's messages as sentences that name the field, the fault and the remedy."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+from msgspec import inspect
 
 from scheduler.errors import ErrorCode, RequestError
 
@@ -27,6 +31,8 @@ _TYPES = {
 _WRONG_TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 _LENGTH = re.compile(r"Expected `(\w+)` of length (<=|>=) (\d+)")
 _BOUND = re.compile(r"Expected `\w+` (<=|>=|<|>) (-?\d+(?:\.\d+)?)")
+_STEPS = re.compile(r"\[[^]]*\]|[^.[]+")
+_NOT_LISTED = "is not one of the values that /docs lists"
 _BOUNDS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "greater than"}
 _UNITS = {"str": "characters", "array": "items", "object": "members"}
 
@@ -59,10 +65,10 @@ def invalid(param: str | None, message: str) -> RequestError:
     return RequestError(ErrorCode.INVALID_REQUEST, message, param)
 
 
-def validation_error(text: str, fields: Collection[str] = ()) -> RequestError:
+def validation_error(text: str, fields: Collection[str] = (), kind: Any = None) -> RequestError:
     """The error for a message of msgspec, which has the path or the name of the field.
 
-    `fields`: those of the body. `param` is the field of the body; the message has the whole path.
+    `fields`: those of the body, `kind`: its type. `param` is the field of the body; the message has the whole path.
     """
     reason, _, path = text.partition(" - at `")
     path = path.rstrip("`")
@@ -80,7 +86,45 @@ def validation_error(text: str, fields: Collection[str] = ()) -> RequestError:
         subject = f"A name in `{where}`"
     else:  # The keys of an object and the positions of nested arrays are not in the path.
         subject = f"A value in `{where.partition('[...]')[0]}`" if "[...]" in where else f"`{where}`"
+    if reason.startswith(("Invalid enum value", "Invalid value")):  # The value may be long or private.
+        names = [f"`{value}`" for value in _values_at(kind, where)]
+        known = f"must be {'one of ' if names[1:] else ''}{', '.join(names)}" if 0 < len(names) <= MOST_LISTED else _NOT_LISTED
+        return invalid(top, f"{subject} {known}.")
     return invalid(top, f"{subject} {_fault(reason)}.")
+
+
+def _values_at(kind: Any, where: str) -> list[str]:
+    """The texts that a type accepts at a path such as `messages[0].role`: those of Literals, and the tags of structs."""
+    kinds, values = list(_alternatives(_type_info(kind))), []
+    for step in _STEPS.findall(where):
+        below: list[inspect.Type] = []
+        values = []
+        for each in kinds:
+            match each:
+                case inspect.StructType():
+                    below += [field.type for field in each.fields if field.encode_name == step]
+                    values += [str(each.tag)] if each.tag_field == step else []
+                case inspect.ListType(item_type=item) | inspect.DictType(value_type=item) if step.startswith("["):
+                    below.append(item)
+        kinds = [alternative for each in below for alternative in _alternatives(each)]
+    values += [str(value) for each in kinds if isinstance(each, inspect.LiteralType) for value in each.values]
+    return list(dict.fromkeys(values))
+
+
+def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
+    match kind:
+        case inspect.UnionType(types):
+            for each in types:
+                yield from _alternatives(each)
+        case inspect.Metadata(type=inner):
+            yield from _alternatives(inner)
+        case _:
+            yield kind
+
+
+@lru_cache(maxsize=64)
+def _type_info(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)
 
 
 def _fault(reason: str) -> str:
@@ -96,8 +140,6 @@ def _fault(reason: str) -> str:
         return f"must {'not be empty' if (sign, count) == ('>=', '1') else size}"
     if (found := _BOUND.match(reason)) is not None:
         return f"must be {_BOUNDS[found[1]]} {found[2]}"
-    if reason.startswith(("Invalid enum value", "Invalid value")):  # The value may be long or private.
-        return "is not one of the values that /docs lists"
     return f"is not valid: {reason[:1].lower()}{reason[1:]}"
 
 

@@ -138,7 +138,7 @@ def _read_items(items: Sequence[Item]) -> list[InputItem]:
     try:
         return msgspec.convert({"input": items}, _Items).input
     except msgspec.ValidationError as error:
-        raise validation_error(str(error)) from None
+        raise validation_error(str(error), kind=_Items) from None
 
 
 def _chat_of(body: ResponseBody, items: Sequence[InputItem]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def test_messages_for_the_native_body(body: str, param: str | None, message: str
         (
             '{"model": "tiny", "messages": [{"role": "robot", "content": "a"}]}',
             "messages",
-            "`messages[0].role` is not one of the values that /docs lists.",
+            "`messages[0].role` must be one of `system`, `developer`, `user`, `assistant`, `tool`.",
         ),
         (
             '{"model": "tiny", "messages": [{"content": "a"}]}',

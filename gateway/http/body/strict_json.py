@@ -35,7 +35,7 @@ def decode(decoder: "msgspec.json.Decoder[T]", raw: bytes, absent: int = MOST_AB
             return _decode_whole_floats(decoder, raw)
         if absent and (shorter := without_absent_member(raw, str(error))) is not None:
             return decode(decoder, shorter, absent - 1)
-        raise validation_error(str(error), fields_of(decoder)) from None
+        raise validation_error(str(error), fields_of(decoder), decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise _not_json(raw) from None
 
@@ -51,7 +51,7 @@ def _decode_whole_floats(decoder: "msgspec.json.Decoder[T]", raw: bytes) -> T:
         plain = json.loads(raw, parse_float=_integer_if_whole, parse_constant=_reject_constant)
         return decoder.decode(msgspec.json.encode(plain))
     except msgspec.ValidationError as error:
-        raise validation_error(str(error), fields_of(decoder)) from None
+        raise validation_error(str(error), fields_of(decoder), decoder.type) from None
     except (ValueError, RecursionError):  # The rest of the body is not JSON.
         raise _not_json(raw) from None
 
