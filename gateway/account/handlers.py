@@ -33,6 +33,7 @@ from scheduler.errors import ErrorCode, RequestError
 
 MAX_BODY_BYTES = 65_536
 NO_KEY = "There is no such key."
+WHOLE_KEY = "There is no such key: its id is its middle part, between the underscores."
 NOT_SIGNED = "Callbacks are not signed in this deployment, so there is no webhook secret: ask the administrator."
 
 
@@ -90,7 +91,7 @@ class AccountHandlers(CustomerEndpoints):
     async def revoke_key(self, request: RoutedRequest, identity: Identity) -> KeyItem:
         """DELETE /v1/keys/{id}."""
         if not (request.tail.isascii() and request.tail.isalnum()):
-            raise RequestError(ErrorCode.NOT_FOUND, NO_KEY)
+            raise RequestError(ErrorCode.NOT_FOUND, WHOLE_KEY if request.tail.startswith("tl_") else NO_KEY)
         row = await self._store.run(lambda c: revoke_own_key(c, identity, request.tail))
         if row is None:
             raise RequestError(ErrorCode.NOT_FOUND, NO_KEY)

@@ -25,6 +25,7 @@ from gateway.http.error_responses import ErrorResponses
 from gateway.http.pages import check_parameters
 from gateway.http.problem_details import wants_problem
 from gateway.http.response import JSON, HttpResponse
+from gateway.http.router import method_not_allowed
 from gateway.http.validation import invalid
 from ledger.admin.changes import changing
 from ledger.admin.errors import BadValue, ChangeRejected, MissingRow
@@ -256,8 +257,7 @@ def _request_error(error: Exception) -> tuple[RequestError, list[tuple[str, str]
         case web.HTTPNotFound():
             found = RequestError(ErrorCode.NOT_FOUND, "There is no such address: /admin/v1/openapi.json lists all.")
         case web.HTTPMethodNotAllowed():
-            found = RequestError(ErrorCode.METHOD_NOT_ALLOWED)
-            headers = [("Allow", ", ".join(sorted(error.allowed_methods)))]
+            found, headers = method_not_allowed(error.allowed_methods)
         case web.HTTPRequestEntityTooLarge():
             found = RequestError(ErrorCode.REQUEST_TOO_LARGE)
         case web.HTTPException():

@@ -2,8 +2,9 @@
 
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from multidict import CIMultiDictProxy
@@ -11,13 +12,17 @@ from multidict import CIMultiDictProxy
 from gateway.http.cors import serves_customers
 from gateway.http.error_responses import ResponseForm
 from gateway.http.parsed_request import ParsedRequest
-from gateway.http.response import HttpResponse
+from gateway.http.response import Headers, HttpResponse
 from scheduler.errors import ErrorCode, RequestError
 
 _SLASHES = re.compile("/{2,}")
 _TWO_VERSIONS = re.compile(r".*/v[12](?=/v[12]/)", re.DOTALL)
 TWO_VERSIONS = "The path has two versions, such as /v1/v1: remove /v1 from the end of the client's base URL."
 EXTRA_SLASHES = "The path has two slashes in a row, or one at its end: remove them."
+TWO_ENDPOINTS = "The path has two endpoints: remove %s from the end of the client's base URL."
+NEAR = "There is no resource at this path: did you mean %s? /docs lists all paths."
+_MOST_COMPARED = 60  # Characters.
+_LEAST_SIMILAR = 0.8  # 1: equal.
 NO_VERSION = "The path lacks /v1: add it to the end of the client's base URL."
 
 
@@ -106,7 +111,7 @@ class Router:
         return {path: set(methods) for path, methods in found.items()}
 
     def not_found(self, raw_path: str) -> RequestError:
-        """The error of a path without a route, which names the mistake if the base URL of a client is the reason."""
+        """The error of a path without a route, which names the mistake if the base URL of a client is the reason, or a similar path."""
         path = path_of(raw_path)
         two = _TWO_VERSIONS.match(path)
         if two is not None and self.find(path[two.end() :]):
@@ -116,7 +121,16 @@ class Router:
         joined = _without_extra_slashes(path)
         if joined != path and self.find(joined):
             return RequestError(ErrorCode.NOT_FOUND, EXTRA_SLASHES)
-        return RequestError(ErrorCode.NOT_FOUND)
+        endpoints = [each for each in self._exact if serves_customers(each)]
+        for first in endpoints:
+            rest = path.removeprefix(first)
+            whole = rest.startswith("/v1/")
+            if rest != path and self.find(rest if whole else f"/v1{rest}"):
+                return RequestError(
+                    ErrorCode.NOT_FOUND, TWO_ENDPOINTS % (first if whole else first.removeprefix("/v1"))
+                )
+        near = get_close_matches(path[:_MOST_COMPARED].lower(), endpoints, 1, _LEAST_SIMILAR)
+        return RequestError(ErrorCode.NOT_FOUND, NEAR % near[0] if near else None)
 
     def find(self, raw_path: str) -> tuple[Methods, str] | None:
         """The methods of a path and its tail, or None. Query, scheme and host are ignored."""
@@ -157,6 +171,13 @@ def path_of(target: str) -> str:
 
 def _without_extra_slashes(path: str) -> str:
     return _SLASHES.sub("/", path).rstrip("/")
+
+
+def method_not_allowed(methods: Collection[str]) -> tuple[RequestError, Headers]:
+    """The error of a path that accepts only these methods, and its headers."""
+    listed = ", ".join(sorted(methods))
+    message = f"This path does not accept this method, only {listed}."
+    return RequestError(ErrorCode.METHOD_NOT_ALLOWED, message), [("Allow", listed)]
 
 
 class DrainState:

@@ -18,7 +18,7 @@ from gateway.http.listening import ListeningPort, listen
 from gateway.http.parsed_request import ParsedRequest
 from gateway.http.problem_details import wants_problem
 from gateway.http.response import Headers, HttpResponse
-from gateway.http.router import CustomerConnections, DrainState, RoutedRequest, Router, path_of
+from gateway.http.router import CustomerConnections, DrainState, RoutedRequest, Router, method_not_allowed, path_of
 from gateway.http.sse import PING_EVERY_S, EventStream, ProgressTimers
 from scheduler.errors import ErrorCode, RequestError, StartError
 from scheduler.fault_log import log_fault
@@ -116,8 +116,8 @@ class EdgeServer:
                 preflight = cors.preflight(request.headers, methods, request_id)
                 if preflight is not None:
                     return preflight
-            allowed = [("Allow", ", ".join(sorted(methods)))]
-            return self._error(request, RequestError(ErrorCode.METHOD_NOT_ALLOWED), request_id, allowed)
+            error, allowed = method_not_allowed(methods)
+            return self._error(request, error, request_id, allowed)
         return await route.handler(RoutedRequest(request, request_id, tail, auxiliary=not route.queued))
 
     def _error(

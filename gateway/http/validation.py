@@ -88,7 +88,11 @@ def validation_error(text: str, fields: Collection[str] = (), kind: Any = None) 
         subject = f"A value in `{where.partition('[...]')[0]}`" if "[...]" in where else f"`{where}`"
     if reason.startswith(("Invalid enum value", "Invalid value")):  # The value may be long or private.
         names = [f"`{value}`" for value in _values_at(kind, where)]
-        known = f"must be {'one of ' if names[1:] else ''}{', '.join(names)}" if 0 < len(names) <= MOST_LISTED else _NOT_LISTED
+        known = (
+            f"must be {'one of ' if names[1:] else ''}{', '.join(names)}"
+            if 0 < len(names) <= MOST_LISTED
+            else _NOT_LISTED
+        )
         return invalid(top, f"{subject} {known}.")
     return invalid(top, f"{subject} {_fault(reason)}.")
 

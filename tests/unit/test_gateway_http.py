@@ -11,7 +11,9 @@ from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.http.router import (
     EXTRA_SLASHES,
+    NEAR,
     NO_VERSION,
+    TWO_ENDPOINTS,
     TWO_VERSIONS,
     ConnectionShare,
     CustomerConnections,
@@ -126,12 +128,21 @@ def test_joined_slashes_are_left_out_in_the_api_of_customers(path: str, served: 
         ("/internal//health/?x=1", EXTRA_SLASHES),
         ("/internal/other/", "There is no resource at this path: /docs lists all paths."),
         ("/v1/v1/other", "There is no resource at this path: /docs lists all paths."),
+        ("/v1/chat/completions/chat/completions", TWO_ENDPOINTS % "/chat/completions"),
+        ("/v1/chat/completions/models", TWO_ENDPOINTS % "/chat/completions"),
+        ("/v1/messages/v1/messages", TWO_ENDPOINTS % "/v1/messages"),
+        ("/v1/chat/completions/other", NEAR % "/v1/chat/completions"),
+        ("/v1/chat/completion", NEAR % "/v1/chat/completions"),
+        ("/V1/messages", NEAR % "/v1/messages"),
+        ("/internal/healt", "There is no resource at this path: /docs lists all paths."),
         ("/other", "There is no resource at this path: /docs lists all paths."),
     ],
 )
-def test_a_base_url_with_a_version_too_many_or_few_is_named(path: str, message: str) -> None:
-    """The error says what to change in the client, also about slashes where they are not left out."""
+def test_a_mistake_in_a_path_is_named(path: str, message: str) -> None:
+    """The error says what to change in the client, also about slashes where they are not left out; of other paths it names none."""
     routes = Router()
+    routes.add("GET", "/v1/models", handler)
+    routes.add("POST", "/v1/chat/completions", handler)
     routes.add("POST", "/v1/messages", handler)
     routes.add("GET", "/internal/health", handler)
 
