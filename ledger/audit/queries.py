@@ -54,13 +54,14 @@ class RequestRow(msgspec.Struct, frozen=True):
 class Usage(msgspec.Struct, frozen=True):
     """Accepted requests of one customer in the last 24 hours. The difference to completed and failed is open.
 
-    `alerts`: the shares of quotas that it reached in their present periods.
+    `as_of`: when they were counted, Unix seconds of PostgreSQL. `alerts`: the shares of quotas that it reached in their present periods.
     """
 
     requests: int
     completed: int
     failed: int
     tokens_used: int
+    as_of: int
     alerts: list[CustomerAlert] = msgspec.field(default_factory=list)
 
 
@@ -100,10 +101,8 @@ async def find_usage(connection: Connection, customer_id: str, *, timeout_ms: in
     Raises what asyncpg raises; asyncpg.QueryCanceledError after `timeout_ms`.
     """
     async with with_statement_timeout(connection, timeout_ms):
-        row = await connection.fetchrow(statement("customer_usage"), customer_id)
-        alerts = await customer_alerts(connection, customer_id)
-    requests, completed, failed, tokens_used = (0, 0, 0, 0) if row is None else row
-    return Usage(requests, completed, failed, tokens_used, alerts)
+        (row,) = await connection.fetch(statement("customer_usage"), customer_id)
+        return Usage(*row, await customer_alerts(connection, customer_id))
 
 
 class UsageLine(NamedTuple):

@@ -7,7 +7,7 @@ SELECT set_config('statement_timeout', $1::bigint::text, true)
 -- name: customer_usage
 -- $1: customer. The last 24 hours. Uses the index on (customer_id, created_at).
 SELECT count(*), count(*) FILTER (WHERE status = 'completed'), count(*) FILTER (WHERE status = 'failed'),
-       coalesce(sum(tokens_used), 0)::bigint
+       coalesce(sum(tokens_used), 0)::bigint, extract(epoch FROM now())::bigint
 FROM requests WHERE customer_id = $1 AND created_at > now() - interval '24 hours'
 
 -- name: customer_gpu_share

@@ -332,7 +332,7 @@ async def test_it_shows_limits_what_is_left_and_usage(stack: Stack) -> None:
 
     async def find_usage(customer_id: str) -> Usage:
         reads.append(customer_id)
-        return Usage(requests=12, completed=10, failed=2, tokens_used=345)
+        return Usage(requests=12, completed=10, failed=2, tokens_used=345, as_of=1_800_000_000)
 
     replace_parts(stack, find_usage=find_usage)
     stack.catalog.set(key=LIMITS | {"tokens_per_minute": 4000, "max_concurrency": 5, "quotas": DAY})
@@ -358,7 +358,9 @@ async def test_it_shows_limits_what_is_left_and_usage(stack: Stack) -> None:
     assert [document[name] for name in names] == [
         "free", "customer-free", "free", stack.catalog.keys["free"].id, "now",
     ]  # fmt: skip
-    assert document["usage"] == {"requests": 12, "completed": 10, "failed": 2, "tokens_used": 345, "alerts": []}
+    assert document["usage"] == {
+        "requests": 12, "completed": 10, "failed": 2, "tokens_used": 345, "as_of": 1_800_000_000, "alerts": [],
+    }  # fmt: skip
     assert (headers["x-ratelimit-remaining-requests"], '"day";r=97;t=' in headers["ratelimit"]) == ("7", True)
     assert (headers["cache-control"], "x-request-id" in headers) == ("no-store", True)
     assert (status, head["x-ratelimit-remaining-requests"]) == (200, "7")

@@ -322,7 +322,10 @@ async def test_usage_of_the_last_day(database_url: str, db: Connection, acme: st
             await find_usage(db, acme, timeout_ms=50)
     await locking.close()
 
-    assert await find_usage(db, acme) == Usage(requests=4, completed=2, failed=1, tokens_used=2**31 + 9)
+    begin = await db.fetchval("SELECT extract(epoch FROM now())::bigint")
+    usage = await find_usage(db, acme)
+    assert usage == Usage(requests=4, completed=2, failed=1, tokens_used=2**31 + 9, as_of=usage.as_of)
+    assert begin <= usage.as_of <= begin + 60
     assert await db.fetchval("SHOW statement_timeout") == timeout
 
 
