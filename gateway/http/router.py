@@ -20,6 +20,7 @@ _TWO_VERSIONS = re.compile(r".*/v[12](?=/v[12]/)", re.DOTALL)
 TWO_VERSIONS = "The path has two versions, such as /v1/v1: remove /v1 from the end of the client's base URL."
 EXTRA_SLASHES = "The path has two slashes in a row, or one at its end: remove them."
 TWO_ENDPOINTS = "The path has two endpoints: remove %s from the end of the client's base URL."
+AT_VERSION = "The path has two endpoints: remove %s from the end of the client's base URL, which then ends with /v1."
 NEAR = "There is no resource at this path: did you mean %s? /docs lists all paths."
 _MOST_COMPARED = 60  # Characters.
 _LEAST_SIMILAR = 0.8  # 1: equal.
@@ -124,11 +125,10 @@ class Router:
         endpoints = [each for each in self._exact if serves_customers(each)]
         for first in endpoints:
             rest = path.removeprefix(first)
-            whole = rest.startswith("/v1/")
-            if rest != path and self.find(rest if whole else f"/v1{rest}"):
-                return RequestError(
-                    ErrorCode.NOT_FOUND, TWO_ENDPOINTS % (first if whole else first.removeprefix("/v1"))
-                )
+            if rest != path and rest.startswith("/v1/") and self.find(rest):
+                return RequestError(ErrorCode.NOT_FOUND, TWO_ENDPOINTS % first)
+            if rest != path and self.find(f"/v1{rest}"):
+                return RequestError(ErrorCode.NOT_FOUND, AT_VERSION % first.removeprefix("/v1"))
         near = get_close_matches(path[:_MOST_COMPARED].lower(), endpoints, 1, _LEAST_SIMILAR)
         return RequestError(ErrorCode.NOT_FOUND, NEAR % near[0] if near else None)
 

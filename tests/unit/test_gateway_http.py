@@ -10,6 +10,7 @@ from gateway.http.cors import EXPOSED, Cors
 from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.http.router import (
+    AT_VERSION,
     EXTRA_SLASHES,
     NEAR,
     NO_VERSION,
@@ -128,8 +129,8 @@ def test_joined_slashes_are_left_out_in_the_api_of_customers(path: str, served: 
         ("/internal//health/?x=1", EXTRA_SLASHES),
         ("/internal/other/", "There is no resource at this path: /docs lists all paths."),
         ("/v1/v1/other", "There is no resource at this path: /docs lists all paths."),
-        ("/v1/chat/completions/chat/completions", TWO_ENDPOINTS % "/chat/completions"),
-        ("/v1/chat/completions/models", TWO_ENDPOINTS % "/chat/completions"),
+        ("/v1/chat/completions/chat/completions", AT_VERSION % "/chat/completions"),
+        ("/v1/chat/completions/models", AT_VERSION % "/chat/completions"),
         ("/v1/messages/v1/messages", TWO_ENDPOINTS % "/v1/messages"),
         ("/v1/chat/completions/other", NEAR % "/v1/chat/completions"),
         ("/v1/chat/completion", NEAR % "/v1/chat/completions"),
