@@ -55,6 +55,12 @@ def alert_url_problem(url: str, hosts: Sequence[str], *, private: bool = False) 
     return problem and problem.replace("callback_url", "alert_url")
 
 
+def private_hosts(hosts: Sequence[str]) -> list[str]:
+    """The entries of a list of callback hosts that are addresses which are not public, or `localhost`."""
+    names = [(entry, split_entry(entry)[0]) for entry in hosts]
+    return [entry for entry, name in names if name == "localhost" or (_is_address(name) and not is_public(name))]
+
+
 def is_webhook_url(url: str) -> bool:
     """Whether a URL has the form of those of receivers."""
     return len(url) <= MAX_URL_CHARACTERS and _parse(url) is not None

@@ -35,12 +35,14 @@ class Deployment(NamedTuple):
     """What rows depend on beside each other: whether callbacks can be signed, the pool and default model of the gateways.
 
     `alert_problem`: why alerts are not sent to a URL, by the own callback hosts of the customer; None if they are.
+    `private_hosts`: those of a list of callback hosts to which none are sent, because their addresses are private.
     """
 
     can_sign: bool
     pool: str
     default_model: str | None
     alert_problem: Callable[[str, str | None], str | None] = lambda _url, _own_hosts: None
+    private_hosts: Callable[[str], Sequence[str]] = lambda _hosts: ()
 
 
 class Finding(NamedTuple):
@@ -137,6 +139,14 @@ def _of_customers(rows: CatalogRows, deployment: Deployment) -> Iterator[Finding
                 customer["id"],
                 f"TIERLANE_CALLBACK_SECRET is not set here: unless the gateways have it, callback_url of {name} is refused.",
                 "Set it, the same for all gateways, the auditor and this command.",
+            )
+        elif private := deployment.private_hosts(customer["callback_hosts"] or ""):
+            yield Finding(
+                "callbacks",
+                "customers",
+                customer["id"],
+                f"Callbacks of {name} are not sent to {', '.join(private)}: private addresses are not allowed here.",
+                "Unless the gateways have it, set TIERLANE_CALLBACK_PRIVATE_ADDRESSES=true, for this command too.",
             )
         if customer["alert_url"] and not deployment.can_sign:
             yield Finding(

@@ -11,6 +11,7 @@ from tierlane.admin.runner import MOST_NOTES, deployment_of, notes_of
 from tierlane.settings.model import Settings
 
 ACME = UUID(int=1)
+SECRET = f"whsec_{'aGVsbG8gd29ybGQg' * 3}"
 GATEWAYS = Deployment(can_sign=True, pool="default", default_model=None)
 NONE: dict[str, Any] = {column.name: None for column in LIMIT_COLUMNS}
 LIMITS = {"requests_per_second": 10.0, "burst": 20.0, "max_concurrency": 9}
@@ -91,18 +92,22 @@ def test_each_kind(rows: dict[str, Any], found: list[str]) -> None:
 
 
 def test_what_depends_on_the_settings() -> None:
-    """Callback hosts and alerts without the deployment's secret; alerts to other hosts than those of callbacks; a default model that is none of the enabled ones of the pool."""
+    """Callback hosts and alerts without the deployment's secret; private callback hosts; alerts to other hosts than those of callbacks; a default model that is none of the enabled ones of the pool."""
     hosts = catalog(
         customers=[{"callback_hosts": "hooks.example"}, {"callback_hosts": ""}, {"alert_url": "https://hooks.example"}]
     )
     two = catalog(models=[{}, {"name": "big"}])
-    elsewhere = deployment_of(
-        Settings(callback_secret=f"whsec_{'aGVsbG8gd29ybGQg' * 3}", callback_hosts="hooks.example")
-    )
+    elsewhere = deployment_of(Settings(callback_secret=SECRET, callback_hosts="hooks.example"))
 
     own = [{"callback_hosts": "other.example", "alert_url": "https://hooks.example/"}]
     assert kinds(catalog(customers=own), elsewhere) == ["alerts"]
     assert kinds(hosts, elsewhere) == []
+    private = catalog(
+        customers=[{"callback_hosts": "127.0.0.1:9000, [fd00::1], 9.9.9.9"}, {"callback_hosts": "localhost"}]
+    )
+    assert kinds(private, elsewhere) == ["callbacks", "callbacks"]
+    assert "127.0.0.1:9000, [fd00::1]:" in rows_without_effect(private, elsewhere)[0].said
+    assert kinds(private, deployment_of(Settings(callback_secret=SECRET, callback_private_addresses=True))) == []
     assert kinds(hosts, elsewhere._replace(alert_problem=deployment_of(Settings()).alert_problem)) == ["alerts"]
     assert kinds(hosts, GATEWAYS._replace(can_sign=False)) == ["callbacks", "alerts"]
     assert kinds(two, GATEWAYS._replace(default_model="big")) == []

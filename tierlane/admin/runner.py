@@ -9,7 +9,7 @@ from uuid import UUID
 import typer
 
 from gateway.host_lists import host_list
-from gateway.jobs.callback_url import alert_url_problem
+from gateway.jobs.callback_url import alert_url_problem, private_hosts
 from ledger.admin.changes import Change, Row, changing
 from ledger.admin.effects import MONEY, UNNAMED, Deployment, Finding, rows_without_effect
 from ledger.admin.errors import TABLES, BadValue, ChangeRejected
@@ -86,7 +86,10 @@ def deployment_of(settings: Settings) -> Deployment:
         hosts = settings.callback_host_list if own_hosts is None else host_list(own_hosts)
         return alert_url_problem(url, hosts, private=settings.callback_private_addresses)
 
-    return Deployment(bool(settings.callback_key), settings.pool, settings.default_model, alert_problem)
+    def private(hosts: str) -> list[str]:
+        return [] if settings.callback_private_addresses else private_hosts(host_list(hosts))
+
+    return Deployment(bool(settings.callback_key), settings.pool, settings.default_model, alert_problem, private)
 
 
 async def effect_notes(connection: Connection, settings: Settings, changes: Sequence[Change]) -> list[str]:
