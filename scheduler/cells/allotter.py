@@ -23,7 +23,7 @@ from scheduler.cells.shares import WHOLE
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.limits import Allotments, Allotted, PartsOrder
-from scheduler.redis_client.connections import command_client, server_url
+from scheduler.redis_client.connections import close_client, command_client, server_url
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys
 from scheduler.redis_client.scripts import RedisFull
 
@@ -72,7 +72,7 @@ class _Cell:
         """Close its connection; the next call opens another one."""
         client, self.client = self.client, None
         if client is not None:
-            await client.aclose()
+            await close_client(client)
 
 
 def is_quorum(cells: Iterable[str], of: Iterable[str]) -> bool:

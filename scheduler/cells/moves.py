@@ -46,7 +46,7 @@ from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.pool_view import Observation
 from scheduler.protocol.presence import Presence
-from scheduler.redis_client.connections import command_client, server_url
+from scheduler.redis_client.connections import close_client, command_client, server_url
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, cell_of
 from scheduler.tasks import end_all
 
@@ -265,7 +265,7 @@ class _ObservedCell:
     async def _disconnect(self) -> None:
         client, self._client, self._presence = self._client, None, None
         if client is not None:
-            await client.aclose()
+            await close_client(client)
 
 
 class MovesPublisher:

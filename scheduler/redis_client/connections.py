@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import structlog
 from redis.asyncio import Redis
 from redis.asyncio.connection import SSLConnection
 from redis.asyncio.retry import Retry
@@ -29,6 +30,8 @@ from scheduler.redis_client.keys import CLUSTER_SCHEMES, PROTOCOL, Keys, tag_of
 from scheduler.redis_client.pipeline import Argument, PipelinedClient
 from scheduler.redis_client.sentinel import SCHEMES, ClientPool, SentinelPool, SharedSSLConnection, parse, prepare
 from scheduler.redis_client.setup_faults import login_fault, tls_faults
+
+log = structlog.get_logger("process")
 
 COMMAND_TIMEOUT_S = 0.25
 """The time limit of a command, without the distance."""
@@ -177,6 +180,14 @@ def tag_at(client: Redis) -> str:
     return client.tag if isinstance(client, PipelinedRedis) else ""
 
 
+async def close_client(client: Redis) -> None:
+    """Close a client that may have lost its server: a connection that cannot be closed in time is only logged."""
+    try:
+        await client.aclose()
+    except FAULTS as error:
+        log.info("a connection to Redis was not closed in time", error=type(error).__name__)
+
+
 async def server_url(url: str) -> str:
     """The URL with the scheme of a cluster if the server runs in cluster mode.
 
@@ -191,7 +202,7 @@ async def server_url(url: str) -> str:
     except RedisUnavailable:
         return url
     finally:
-        await client.aclose()
+        await close_client(client)
     return cluster.as_cluster(url) if int(info.get("cluster_enabled", 0)) else url
 
 

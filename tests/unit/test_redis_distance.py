@@ -17,11 +17,12 @@ from redis.exceptions import (
     RedisError,
     ResponseError,
 )
+from structlog.testing import capture_logs
 
 from certificates import certificates
 from gateway.circuit_breaker import Breaker, BreakerState
 from scheduler.redis_client import distance
-from scheduler.redis_client.connections import command_client, limit_of, pipelined, unavailable
+from scheduler.redis_client.connections import close_client, command_client, limit_of, pipelined, unavailable
 from scheduler.redis_client.distance import HEARTBEATS, MOST_ROUND_TRIP_S, Distance, too_far
 from scheduler.redis_client.pipeline import PipelinedClient
 from scheduler.redis_client.sentinel import fault_of
@@ -310,3 +311,17 @@ async def test_calls_that_wait_for_an_attempt_get_its_fault(kind: type[RedisErro
 
     assert [type(error) for error in found] == [kind] * 3
     assert len(attempts) == 1
+
+
+async def test_a_connection_that_is_not_closed_in_time_is_one_line_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller continues, since the connection is not used any more."""
+
+    async def late() -> None:
+        raise TimeoutError("Timed out closing connection after 0.25")
+
+    client = command_client("redis://127.0.0.1:1")
+    monkeypatch.setattr(client, "aclose", late)
+    with capture_logs() as lines:
+        await close_client(client)
+
+    assert [(line["log_level"], line["error"]) for line in lines] == [("info", "TimeoutError")]
