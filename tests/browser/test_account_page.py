@@ -93,7 +93,9 @@ async def page(
 
 
 async def test_a_customer_signs_in_and_out(page: CustomerPage) -> None:
-    """Wrong keys are rejected with a sentence. After the sign-out neither the page nor its storage has the key or its data."""
+    """Wrong keys are rejected with a sentence. After the sign-out neither the page nor its storage has the key or its data.
+    The examples have the address of the page.
+    """
     tab, key = page.tab, page.keys["acme"]
     for wrong, sentence in (("tl_wrong", "The API key is not valid"), ("no key", "This is not an API key")):
         await page.sign_in(wrong)
@@ -104,6 +106,8 @@ async def test_a_customer_signs_in_and_out(page: CustomerPage) -> None:
     await tab.value("window.before = true; location.reload(); true")
     await tab.until(f"!window.before && document.readyState === 'complete' && {SIGNED_IN}", "the reload")
     assert await tab.value("[document.cookie, location.href, localStorage.length].join()") == f",{page.stack.url}/,0"
+    examples = await tab.value("[...document.querySelectorAll('#examples-title ~ pre')].map(each => each.textContent)")
+    assert [example.count(page.stack.url) for example in examples] == [1, 1]
     assert await tab.value(f"document.documentElement.outerHTML.includes({key!r})") is False
 
     await tab.until(text("keys"), "the keys")
@@ -195,10 +199,13 @@ async def test_a_key_is_created_shown_once_and_revoked(page: CustomerPage) -> No
     """Its name is text, the secret leaves the page with Close, and the dialog of the revocation names it."""
     await page.opened("acme")
     tab = page.tab
-    await tab.value(f"document.getElementById('key-name').value = {HOSTILE!r}; true")
+    for field, value in (("key-name", HOSTILE), ("key-rate", "2"), ("key-quotas", "9/day, 7 tokens/week")):
+        await tab.value(f"document.getElementById({field!r}).value = {value!r}; true")
     await click(tab, "#new-key button")
     key = await tab.until("document.querySelector('#key-shown code')?.textContent", "the key")
     await tab.until(f"{text('keys')}.includes({HOSTILE!r})", "it is listed")
+    row = await tab.value("[...document.querySelector('#keys tbody tr').cells].map(each => each.textContent)")
+    assert row[3:5] == ["2", "9/day, 7 tokens/week"]
     async with page.stack.http.get(f"{page.stack.url}/v1/models", headers={"Authorization": f"Bearer {key}"}) as sent:
         assert sent.status in (200, 401)  # The catalog is followed within a second.
     await click(tab, "#key-shown button:last-of-type")

@@ -62,6 +62,9 @@ const Account = (() => {
     }
   }
 
+  for (const each of document.querySelectorAll("#examples-title ~ pre")) {
+    each.textContent = each.textContent.replaceAll("https://inference.example", location.origin);
+  }
   by("sign-in-form").addEventListener("submit", signIn);
   by("sign-out").addEventListener("click", () => signOut());
   Session.onEnd(signOut);

@@ -30,8 +30,8 @@ const Lists = (() => {
   const jobs = paged("/v1/jobs", by("jobs"), (items) => table("Kept jobs", ["Id", "Status", "Model", "Submitted", "Ended", "Error"],
     items.map((each) => [each.id, each.status, each.model, when(each.created_at), when(each.completed_at), each.error_code && codeLink(each.error_code)])));
 
-  const listed = paged("/v1/keys", by("keys"), (items) => table("Keys of this account", ["Id", "Name", "State", "Created", "Last used", "Expires", "Action"],
-    items.map((each) => [each.id, each.name, each.state, when(each.created_at), when(each.last_used_at), when(each.expires_at),
+  const listed = paged("/v1/keys", by("keys"), (items) => table("Keys of this account", ["Id", "Name", "State", "Requests per second", "Quotas", "Created", "Last used", "Expires", "Action"],
+    items.map((each) => [each.id, each.name, each.state, each.requests_per_second, each.quotas?.join(", "), when(each.created_at), when(each.last_used_at), when(each.expires_at),
       each.state === "live" ? button("Revoke", () => revoke(each), `Revoke ${each.name} (${each.id})`) : ""])));
 
   // Without the right to manage keys the list says so, and there is no form.
@@ -64,7 +64,9 @@ const Lists = (() => {
     event.preventDefault();
     by("keys-fault").textContent = "";
     try {
-      const made = await Session.read("/v1/keys", { method: "POST", body: { name: by("key-name").value.trim() } });
+      const quotas = by("key-quotas").value.split(",").map((each) => each.trim()).filter(Boolean);
+      const body = { name: by("key-name").value.trim(), requests_per_second: by("key-rate").valueAsNumber || null, quotas: quotas.length ? quotas : null };
+      const made = await Session.read("/v1/keys", { method: "POST", body });
       const [box, line] = [element("div", undefined, "secret"), element("p", undefined, "actions")];
       const secret = element("code", made.key);
       line.append(button("Copy", () => copy(made.key)), button("Close", () => (hideKey(), by("key-name").focus())));

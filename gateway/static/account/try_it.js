@@ -12,6 +12,11 @@ const TryIt = (() => {
     return by("stream").checked ? { ...document, stream: true, stream_options: { include_usage: true } } : document;
   }
 
+  // No more tokens than the context of the model, if that is known.
+  function limitTokens() {
+    by("max-tokens").max = by("model").selectedOptions[0]?.dataset.tokens ?? "";
+  }
+
   // In quotes of a POSIX shell; the key is a variable.
   function showCommand() {
     const data = JSON.stringify(body()).replaceAll("'", "'\\''");
@@ -84,7 +89,12 @@ const TryIt = (() => {
   async function models() {
     try {
       const { data } = await Session.read("/v1/models");
-      by("model").replaceChildren(...data.map((each) => Object.assign(Format.element("option", each.id), { value: each.id })));
+      by("model").replaceChildren(...data.map(({ id, max_model_len: tokens }) => {
+        const option = Object.assign(Format.element("option", id), { value: id });
+        if (tokens) option.dataset.tokens = tokens;
+        return option;
+      }));
+      limitTokens();
       showCommand();
     } catch (error) {
       if (Session.isOpen()) by("try-fault").replaceChildren(...coded(error.message));
@@ -101,6 +111,7 @@ const TryIt = (() => {
 
   by("try").addEventListener("submit", send);
   by("try").addEventListener("input", showCommand);
+  by("model").addEventListener("change", limitTokens);
   by("stop").addEventListener("click", stop);
   by("copy-curl").addEventListener("click", () => Lists.copy(by("curl").textContent));
 
