@@ -99,7 +99,8 @@ def validation_error(text: str, fields: Collection[str] = (), kind: Any = None) 
 
 def _values_at(kind: Any, where: str) -> list[str]:
     """The texts that a type accepts at a path such as `messages[0].role`: those of Literals, and the tags of structs."""
-    kinds, values = list(_alternatives(_type_info(kind))), []
+    kinds = list(_alternatives(_type_info(kind)))
+    values: list[str] = []
     for step in _STEPS.findall(where):
         below: list[inspect.Type] = []
         values = []

@@ -102,7 +102,9 @@ async def find_usage(connection: Connection, customer_id: str, *, timeout_ms: in
     """
     async with with_statement_timeout(connection, timeout_ms):
         (row,) = await connection.fetch(statement("customer_usage"), customer_id)
-        return Usage(*row, await customer_alerts(connection, customer_id))
+        alerts = await customer_alerts(connection, customer_id)
+    requests, completed, failed, tokens_used, as_of = row
+    return Usage(requests, completed, failed, tokens_used, as_of, alerts)
 
 
 class UsageLine(NamedTuple):
