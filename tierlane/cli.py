@@ -266,6 +266,7 @@ for _name, _place, _help in (
     ("apply", "tierlane.admin.commands.catalog:apply_app", "Make the catalog that of a YAML file."),
     ("export", "tierlane.admin.commands.catalog:export_app", "Print the catalog as a YAML file."),
     ("operator", "tierlane.admin.commands.operator:app", "List, create, rotate or revoke operators of the admin API."),
+    ("requests", "tierlane.admin.commands.requests:app", "Show accepted requests, by customer, status, code or model."),
     ("config-changes", "tierlane.admin.commands.config_changes:app", "Show who changed which row from what to what."),
     ("cell", "tierlane.operate.commands.cell:app", "List, open, drain or close cells, each with a Redis of its own."),
     ("gpu", "tierlane.operate.commands.gpu:app", "List, cordon or uncordon GPUs and their workers."),

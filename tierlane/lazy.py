@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tierlane.admin import apply, config_history, customers, operators, tiers_and_models, values
+    from tierlane.admin import apply, config_history, customers, operators, requests, tiers_and_models, values
     from tierlane.operate import batches, cells, dead_letters, pools, requeue, usage
 else:
 
@@ -21,6 +21,7 @@ else:
     config_history = LazyModule("tierlane.admin.config_history")
     customers = LazyModule("tierlane.admin.customers")
     operators = LazyModule("tierlane.admin.operators")
+    requests = LazyModule("tierlane.admin.requests")
     tiers_and_models = LazyModule("tierlane.admin.tiers_and_models")
     values = LazyModule("tierlane.admin.values")
     batches = LazyModule("tierlane.operate.batches")
@@ -39,6 +40,7 @@ __all__ = [
     "dead_letters",
     "operators",
     "pools",
+    "requests",
     "requeue",
     "tiers_and_models",
     "usage",

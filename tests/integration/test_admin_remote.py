@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from integration.admin_api_fixtures import AdminApi, api
-from integration.admin_fixtures import Admin
+from integration.admin_api_fixtures import AdminApi, add_requests, api
+from integration.admin_fixtures import Admin, customer
 from integration.ledger_fixtures import database_url, db, postgres_server
 
 __all__ = ["api", "database_url", "db", "postgres_server"]
@@ -119,6 +119,35 @@ async def test_changes_and_lists_are_the_same(api: AdminApi, both: tuple[Admin, 
         "SELECT DISTINCT changed_by FROM config_changes WHERE changed_by NOT IN ('test', 'postgres')"
     )
     assert "operator:admin" in [row["changed_by"] for row in changed_by]
+
+
+async def test_requests_of_the_audit_are_the_same(api: AdminApi, both: tuple[Admin, Admin], db: Connection) -> None:
+    """The newest first, by customer, status, code, model and age; of all customers with their names."""
+    local, remote = both
+    ids = await add_requests(db, await customer(db), 4)
+    await customer(db, "other")
+    for line, found in (
+        ("requests", ids),
+        ("requests acme --status failed --since 2h", ids[1::2]),
+        ("requests --customer acme --model tiny --limit 4", ids),
+        ("requests --code gpu_timeout", ids[1::2]),
+        ("requests --model none", []),
+        ("requests other", []),
+    ):
+        rows = [await local.json(*words(line)), await remote.json(*words(line), *url_of(api))]
+        tables = [await local.done(*words(line)), await remote.done(*words(line), *url_of(api))]
+
+        assert [row["id"] for row in rows[0]] == found, line
+        assert (rows[0], tables[0]) == (rows[1], tables[1]), line
+        assert {row["customer"] for row in rows[0]} <= {"acme"}
+    some = await local.run("requests", "--limit", "3")
+    assert some.stderr == "3 of more requests; --limit N shows more.\n"
+    assert [line.split()[4:8] for line in some.stdout.splitlines()[1:3]] == [
+        ["acme", "tiny", "completed", "-"],
+        ["acme", "tiny", "failed", "gpu_timeout"],
+    ]
+    assert "There is no customer" in await local.fault(1, "requests", "nobody")
+    assert "--code: must be an error code" in await local.fault(2, "requests", "--code", "typo")
 
 
 async def test_faults_have_the_same_words_and_exit_codes(

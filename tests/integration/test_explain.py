@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from eventually import eventually
 from gateway.limits.rejection_log import RejectionLog
+from integration.admin_api_fixtures import add_requests
 from integration.audit_fixtures import auditor_for, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.snapshot import Identity
@@ -83,14 +84,15 @@ async def reject(pool: Pool, customer_id: str) -> str:
     return rejected.id
 
 
-async def test_a_customer(pool: Pool, servers: dict[str, str], acme: str) -> None:
-    """By name or id: base limits from PostgreSQL; the factor, what is left and the last rejections from Redis."""
+async def test_a_customer(pool: Pool, servers: dict[str, str], db: Any, acme: str) -> None:
+    """By name or id: base limits and the last failed requests from PostgreSQL; the factor, what is left and rejections from Redis."""
     request_id = await reject(pool, acme)
     await reject(pool, "another customer")
     for number in range(4):
         await pool.worker_beats(f"w{number}")
     await pool.worker_beats("w4", "down")
     await pool.presence.gateway_beat(STATS)
+    failed = await add_requests(db, acme, 10)
     verdicts = await pool.admit([submission(pool, acme), submission(pool, acme)])
     assert {verdict.outcome for verdict in verdicts} == {Admission.ACCEPTED}
 
@@ -116,6 +118,8 @@ async def test_a_customer(pool: Pool, servers: dict[str, str], acme: str) -> Non
     assert "also at most 9 requests per hour." in by_name.stdout
     assert (document["customer"], document["customer_id"], document["not_read"]) == ("acme", acme, [])
     assert document["capacity"]["rates"] == [100.0] * 4
+    assert [each["id"] for each in document["failed"]] == failed[1:7:2]
+    assert by_name.stdout.splitlines()[-2].split()[2:] == [failed[5], "gpu_timeout"]
 
 
 async def test_a_customer_and_a_request_that_wait(pool: Pool, servers: dict[str, str], db: Any, acme: str) -> None:

@@ -25,6 +25,7 @@ TOOLS = {
     "apply": [],
     "export": [],
     "operator": ["list", "create", "rotate", "revoke"],
+    "requests": [],
     "config-changes": [],
     "cell": ["list", "open", "drain", "close"],
     "gpu": ["list", "cordon", "uncordon"],
@@ -46,7 +47,8 @@ VERBS = [
     ["check", "model"],
 ]
 ADMIN = (
-    "tier", "customer", "key", "quota", "model", "price", "apply", "cell", "gpu", "queue", "operator", "config-changes",
+    "tier", "customer", "key", "quota", "model", "price", "apply", "cell", "gpu", "queue", "operator", "requests",
+    "config-changes",
 )  # fmt: skip
 HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
 PROGRAM = """
@@ -144,7 +146,7 @@ def test_options_show_their_variable_and_default(words: list[str]) -> None:
         assert (
             ("--dry-run" in help_text)
             == ("--actor" in help_text)
-            == (words[-1] not in ("list", "show", "config-changes"))
+            == (words[-1] not in ("list", "show", "requests", "config-changes"))
         )
     if words[0] in ROLES:
         for name, setting in SETTINGS.items():
@@ -231,7 +233,12 @@ def test_a_missing_required_setting_names_the_variable(monkeypatch: pytest.Monke
             "tier create gold",
         ),
         *("customer list --limit 0", "customer list --status gone", "key create acme"),
-        *("key list acme --customer other", "config-changes --since soon", "config-changes --table requests"),
+        *(
+            "key list acme --customer other",
+            "config-changes --since soon",
+            "config-changes --table requests",
+            "requests --code typo",
+        ),
         *("quota set", "quota set 10/day", "model set tiny --enabled maybe"),
         *("dlq", "dlq burn", "dlq show", "dlq requeue", "dlq list --limit 0", "dlq purge", "dlq purge req_1 --all"),
         *("dlq purge --all --older-than 7d", "dlq purge --older-than soon"),

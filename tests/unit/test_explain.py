@@ -192,6 +192,10 @@ def test_the_text_of_a_customer() -> None:
     } | {"anew_in_ms": None}
     texts = ["\n".join(customer_lines(explained(refusals=refusals))) for refusals in ([], None)]
     assert ["No rejection in the last 10 minutes." in text for text in texts] == [True, False]
+    assert customer_lines(explained(failed=[]))[-2:] == [
+        "No accepted request failed in the last hour.",
+        "`tierlane requests acme --status failed` lists the failed requests of a day.",
+    ]
 
 
 def row(status: str = "completed", **fields: Any) -> RequestRow:

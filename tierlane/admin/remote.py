@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from ledger.admin import changes, customers, operators, rows
+from ledger.admin import changes, customers, operators, requests, rows
 from ledger.admin.changes import Change, Row
 from ledger.admin.errors import TABLES, BadValue, ChangeRejected
 from ledger.postgres import Connection
@@ -252,6 +252,14 @@ async def _list_config_changes(
     return _all_typed("config_changes", found), more
 
 
+async def _search_requests(
+    api: AdminClient, limit: int, since: datetime, until: datetime, *, customer_id: UUID | None = None, **wanted: str
+) -> list[Row]:
+    times = {"from": since.isoformat(), "to": until.isoformat()}
+    found, _ = await api.rows("requests", limit, customer=customer_id, **times, **wanted)
+    return _all_typed("requests", found)
+
+
 async def _find(api: AdminClient, table: Any, key: str) -> Row:
     return cast("Row", _typed(table.name, await api.get(table.name, key)))
 
@@ -370,6 +378,7 @@ cordon = either(rows.cordon, _cordon)
 uncordon = either(rows.uncordon, _uncordon)
 list_operators = either(operators.list_operators, _list_operators)
 list_config_changes = either(rows.list_config_changes, _list_config_changes)
+search_requests = either(requests.search_requests, _search_requests)
 find = either(changes.find, _find)
 add = either(changes.add, _add)
 alter = either(changes.alter, _alter)

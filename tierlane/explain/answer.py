@@ -15,7 +15,7 @@ import asyncpg
 import typer
 from redis.asyncio import Redis
 
-from ledger.audit.queries import RequestRow, find_gpu_share, find_request
+from ledger.audit.queries import FailedRequest, RequestRow, find_failed, find_gpu_share, find_request
 from ledger.catalog.loader import (
     SnapshotBuild,
     catalog_statement,
@@ -54,6 +54,9 @@ NAME = "tierlane-explain"
 SHARE_S = 60
 """Seconds of the audit from which the share of GPU time is read."""
 
+MOST_FAILED = 3
+"""Failed requests of a customer that are shown."""
+
 
 class Rows(NamedTuple):
     """The configuration that applies to a customer; `row` is None where there is no such customer."""
@@ -63,6 +66,7 @@ class Rows(NamedTuple):
     row: CustomerRecord | None = None
     gpu_share: float | None = None  # None: not read in time, or no GPU time was used.
     cells: tuple[CellRow, ...] = ()
+    failed: list[FailedRequest] | None = None  # Of the last hour; None: not read in time.
 
     def homes(self) -> tuple[str, ...]:
         """The cells of the customer."""
@@ -83,11 +87,14 @@ async def read_rows(connection: Connection, name: str) -> Rows:
         row = await _customer_row(connection, SnapshotBuild(tiers), customer_id) if customer_id else None
         cells = await read_cells(connection)
     share: float | None = None
+    failed: list[FailedRequest] | None = None
     if row is not None:
+        with suppress(asyncpg.QueryCanceledError):
+            failed = await find_failed(connection, row.customer.id, MOST_FAILED)
         with suppress(asyncpg.QueryCanceledError):
             found = await find_gpu_share(connection, row.customer.id, SHARE_S, tier=row.customer.tier)
             share = found.gpu_ms / found.total_gpu_ms if found.total_gpu_ms else None
-    return Rows(tiers, models, row, share, cells)
+    return Rows(tiers, models, row, share, cells, failed)
 
 
 async def _customer_row(connection: Connection, build: SnapshotBuild, customer_id: str) -> CustomerRecord:
@@ -157,7 +164,7 @@ async def _customer(settings: Settings, name: str, refusals: int) -> CustomerExp
         async with database(settings, NAME) as connection:
             rows = await read_rows(connection, name)
     except TierlaneError as error:
-        not_read.append(_without(error, "base limits, priorities and shares"))
+        not_read.append(_without(error, "base limits, priorities, shares and failed requests"))
     else:
         if rows.row is None:
             raise VerbError(await _worker_named(settings, name, rows) or _no_such(name))
@@ -178,6 +185,7 @@ async def _customer(settings: Settings, name: str, refusals: int) -> CustomerExp
         refusals=state.refusals,
         queues=state.queues,
         gpu_share=rows.gpu_share,
+        failed=rows.failed,
         cells=rows.homes() if rows.row else (),
         not_read=not_read,
     )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ledger.audit.queries import FailedRequest
 from ledger.catalog.snapshot import Customer, Identity, Model, Tier
 from ratelimit.limit_figures import limit_figures
 from ratelimit.limits import NO_BUCKET, RemainingLimits, effective
@@ -79,6 +80,7 @@ class CustomerExplanation(msgspec.Struct, frozen=True, kw_only=True):
     tiers: list[TierPart] = []
     gateways: list[GatewayPart] = []
     refusals: list[PastRefusal] | None = None  # None: not read.
+    failed: list[FailedRequest] | None = None  # Accepted requests of the last hour; None: not read.
     not_read: list[str] = []
 
 
@@ -100,6 +102,7 @@ def explain_customer(
     refusals: Sequence[RejectionRecord] | None = None,
     queues: list[CustomerQueue] | None = None,
     gpu_share: float | None = None,
+    failed: list[FailedRequest] | None = None,
     cells: Sequence[str] = (),
     not_read: Sequence[str] = (),
 ) -> CustomerExplanation:
@@ -133,6 +136,7 @@ def explain_customer(
         tiers=parts,
         gateways=gateways,
         refusals=None if refusals is None else [past(refusal) for refusal in refusals],
+        failed=failed,
         not_read=list(not_read),
     )
 

@@ -15,6 +15,7 @@ _LIMITS = ("LIMIT", "BASE", "OF", "NOW", "LEFT")
 _TIERS = ("TIER", "PRIORITY", "GUARANTEED", "DEMAND", "GETS", "FACTOR")
 _GATEWAYS = ("GATEWAY", "FACTOR", "TIER GETS", "CAPACITY")
 _REFUSALS = ("REJECTED (UTC)", "REQUEST", "CODE", "FACTOR", "BY")
+_FAILED = ("CREATED (UTC)", "FAILED REQUEST", "CODE")
 
 
 def as_json(explanation: CustomerExplanation | RequestExplanation) -> str:
@@ -55,6 +56,13 @@ def customer_lines(explanation: CustomerExplanation) -> list[str]:
         rows.append((moment(refusal.at_ms), refusal.request_id, refusal.code, percent(refusal.factor), by))
     if explanation.refusals is not None:
         lines += _table(rows, _REFUSALS) or _block(["No rejection in the last 10 minutes."])
+    if explanation.failed is not None:
+        failed = [
+            (moment(int(each.created_at.timestamp() * 1000)), each.id, each.error_code or NONE)
+            for each in explanation.failed
+        ]
+        lines += _table(failed, _FAILED) or _block(["No accepted request failed in the last hour."])
+        lines.append(f"`tierlane requests {explanation.customer} --status failed` lists the failed requests of a day.")
     return [*lines, *_block(explanation.not_read)]
 
 
