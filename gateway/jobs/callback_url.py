@@ -5,7 +5,7 @@ URLs are parsed by the library that connects to them, so that two parsers cannot
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from yarl import URL
 
@@ -13,6 +13,7 @@ from gateway.host_lists import split_entry
 from gateway.jobs.webhook_security import is_public
 
 MAX_URL_CHARACTERS = 2048
+NOT_ALLOWED = "The host of `callback_url` is not one of those that callbacks may go to."
 _LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}\Z)(?:{_LABEL}\.)*{_LABEL}")
 """A DNS name, without escapes such as %2f that a resolver may decode, and without a dot at its end."""
@@ -30,29 +31,38 @@ def url_problem(url: str, hosts: Sequence[str], *, private: bool = False) -> str
         return (
             "Callbacks are not enabled here: leave `callback_url` out, and read the result at GET /v1/result/{task_id}."
         )
-    if len(url) > MAX_URL_CHARACTERS:
-        return f"`callback_url` must not be longer than {MAX_URL_CHARACTERS} characters."
-    parsed = _parse(url)
-    if parsed is None:
-        return "`callback_url` must be an http or https URL in ASCII, without user, password and fragment."
-    host = (parsed.raw_host or "").lower()
-    if not _is_address(host) and (_NUMBER.fullmatch(host) or not _is_name(parsed, host)):
-        return (
-            "The host of `callback_url` must be a DNS name without a dot at its end, or an IP address in its usual form, "
-            "such as 192.0.2.1 or [2001:db8::1]."
-        )
-    if not any(_allows(entry, host, parsed) for entry in hosts):
-        return "The host of `callback_url` is not one of those that callbacks may go to."
-    is_private = _is_address(host) and not private and not is_public(host)
-    return "`callback_url` must not lead to an address that is not public." if is_private else None
+    return next(_problems(url, hosts, private=private), None)
 
 
 def alert_url_problem(url: str, hosts: Sequence[str], *, private: bool = False) -> str | None:
-    """Why alerts are not sent to `url`, as a sentence for operators; None if they are."""
-    if not hosts:
-        return "There are no callback hosts for `alert_url`: `tierlane customer set NAME --callback-hosts HOST`."
-    problem = url_problem(url, hosts, private=private)
-    return problem and problem.replace("callback_url", "alert_url")
+    """All reasons why alerts are not sent to `url`, as sentences for operators; None if they are."""
+    reasons = list(_problems(url, hosts, private=private))
+    if not hosts and NOT_ALLOWED in reasons:
+        without = "There are no callback hosts for `alert_url`: `tierlane customer set NAME --callback-hosts HOST`."
+        reasons[reasons.index(NOT_ALLOWED)] = without
+    return " ".join(reasons).replace("callback_url", "alert_url") or None
+
+
+def _problems(url: str, hosts: Sequence[str], *, private: bool) -> Iterator[str]:
+    """Why callbacks to `url` are rejected; of a URL without a valid form the first reason."""
+    if len(url) > MAX_URL_CHARACTERS:
+        yield f"`callback_url` must not be longer than {MAX_URL_CHARACTERS} characters."
+        return
+    parsed = _parse(url)
+    if parsed is None:
+        yield "`callback_url` must be an http or https URL in ASCII, without user, password and fragment."
+        return
+    host = (parsed.raw_host or "").lower()
+    if not _is_address(host) and (_NUMBER.fullmatch(host) or not _is_name(parsed, host)):
+        yield (
+            "The host of `callback_url` must be a DNS name without a dot at its end, or an IP address in its usual form, "
+            "such as 192.0.2.1 or [2001:db8::1]."
+        )
+        return
+    if not any(_allows(entry, host, parsed) for entry in hosts):
+        yield NOT_ALLOWED
+    if _is_address(host) and not private and not is_public(host):
+        yield "`callback_url` must not lead to an address that is not public."
 
 
 def private_hosts(hosts: Sequence[str]) -> list[str]:

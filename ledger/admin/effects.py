@@ -16,6 +16,24 @@ MONEY = "money"
 UNNAMED = "default model"
 """Kinds of findings that depend on models and prices."""
 
+COLUMNS = {
+    "objective": {"slo_ms", "shed_depth", "shed_wait_ms", "max_queue_ms"},
+    "shedding": {"shed_depth", "max_queue_depth"},
+    "auxiliary limit": {"requests_per_second", "burst", *(column.name for column in AUXILIARY_COLUMNS)},
+    UNNAMED: {"pool", "enabled"},
+    "cache": {"cache_scope", "cache_ttl_s"},
+    "callbacks": {"callback_hosts"},
+    "alerts": {"alert_url", "callback_hosts"},
+    "spread": {"spread", "tier", "burst", "max_concurrency"},
+    "key limit": {"requests_per_second", "burst"},
+    MONEY: {"quota", "quotas", "enabled", "usd_per_gpu_s", "usd_per_1000_tokens"},
+    "larger quota": {"quota"},
+}
+"""The columns that each kind of finding is about. A verb that changes none of them has no note of this kind."""
+
+UNSIGNED = "TIERLANE_CALLBACK_SECRET is not set in this shell"
+SET_SECRET = "Set the same one, whsec_..., for all gateways, the auditor and this command: docs/limits.md#alerts."  # noqa: S105
+
 
 class CatalogRows(NamedTuple):
     """Rows to judge, with those that they depend on: tiers, models and prices are complete.
@@ -34,8 +52,9 @@ class CatalogRows(NamedTuple):
 class Deployment(NamedTuple):
     """What rows depend on beside each other: whether callbacks can be signed, the pool and default model of the gateways.
 
-    `alert_problem`: why alerts are not sent to a URL, by the own callback hosts of the customer; None if they are.
-    `private_hosts`: those of a list of callback hosts to which none are sent, because their addresses are private.
+    All of it is what the environment of the command has. `alert_problem`: why alerts are not sent to a URL, by the own
+    callback hosts of the customer; None if they are. `private_hosts`: those of a list of callback hosts to which none are
+    sent, because their addresses are private.
     """
 
     can_sign: bool
@@ -137,31 +156,27 @@ def _of_customers(rows: CatalogRows, deployment: Deployment) -> Iterator[Finding
                 "callbacks",
                 "customers",
                 customer["id"],
-                f"TIERLANE_CALLBACK_SECRET is not set here: unless the gateways have it, callback_url of {name} is refused.",
-                "Set it, the same for all gateways, the auditor and this command.",
+                f"{UNSIGNED}: gateways that have it send callbacks of {name}, others reject its callback_url.",
+                SET_SECRET,
             )
         elif private := deployment.private_hosts(customer["callback_hosts"] or ""):
             yield Finding(
                 "callbacks",
                 "customers",
                 customer["id"],
-                f"Callbacks of {name} are not sent to {', '.join(private)}: private addresses are not allowed here.",
-                "Unless the gateways have it, set TIERLANE_CALLBACK_PRIVATE_ADDRESSES=true, for this command too.",
+                f"By the settings of this shell, callbacks of {name} are not sent to {', '.join(private)}: their addresses are private.",
+                "Set TIERLANE_CALLBACK_PRIVATE_ADDRESSES=true for the gateways and this command.",
             )
-        if customer["alert_url"] and not deployment.can_sign:
-            yield Finding(
-                "alerts",
-                "customers",
-                customer["id"],
-                f"TIERLANE_CALLBACK_SECRET is not set here: unless the gateways have it, alerts of {name} are not sent.",
-                "Set it, the same for all gateways, the auditor and this command.",
-            )
-        elif customer["alert_url"] and (
-            problem := deployment.alert_problem(customer["alert_url"], customer["callback_hosts"])
-        ):
-            yield Finding(
-                "alerts", "customers", customer["id"], f"Alerts of {name} are not sent to its alert_url.", problem
-            )
+        if url := customer["alert_url"]:
+            said, advice = [], []
+            if not deployment.can_sign:
+                said.append(f"{UNSIGNED}: gateways that have it send alerts of {name}, others do not.")
+                advice.append(SET_SECRET)
+            if problem := deployment.alert_problem(url, customer["callback_hosts"]):
+                said.append(f"By the settings of this shell, alerts of {name} are not sent to its alert_url.")
+                advice.append(problem)
+            if said:
+                yield Finding("alerts", "customers", customer["id"], " ".join(said), " ".join(advice))
         if spread == 1:
             continue
         usable = usable_spread(tuple(_limit(customer, tiers, column.name) for column in LIMIT_COLUMNS), spread)
@@ -196,6 +211,7 @@ def _of_keys(rows: CatalogRows) -> Iterator[Finding]:
 
 def _of_quotas(rows: CatalogRows) -> Iterator[Finding]:
     enabled = {row["name"] for row in rows.models if row["enabled"]}
+    model = min(enabled, default="MODEL")
     priced = any(
         row["model"] in enabled
         and row["state"] != "past"
@@ -223,7 +239,7 @@ def _of_quotas(rows: CatalogRows) -> Iterator[Finding]:
                     "api_keys",
                     key["id"],
                     f"Quota {text} of key {key['id']} counts nothing: no enabled model has a price.",
-                    "Set one: `tierlane price set MODEL --usd-per-gpu-s`.",
+                    f"Set one: `tierlane price set {model} --usd-per-gpu-s 0.002`.",
                 )
     for row, name, amount in parsed:
         whose = f"tier {row['tier']}" if row["tier"] else row["customer"]
@@ -233,7 +249,7 @@ def _of_quotas(rows: CatalogRows) -> Iterator[Finding]:
                 "quotas",
                 row["id"],
                 f"Quota {row['quota']} of {whose} counts nothing: no enabled model has a price.",
-                "Set one: `tierlane price set MODEL --usd-per-gpu-s`.",
+                f"Set one: `tierlane price set {model} --usd-per-gpu-s 0.002`.",
             )
         tier = of_tier.get(row["customer_id"])
         holders = {row["customer_id"] or row["tier"]: whose, tier: f"tier {tier}"}

@@ -34,7 +34,10 @@ async def admin(database_url: str, db: Connection) -> Admin:
             ["tier", "set", "paid", "--shed-depth", "10,001"],
             "shed_depth 10,001 of tier paid is above its max_queue_depth",
         ),
-        (["customer", "set", "acme", "--callback-hosts", "a.example"], "TIERLANE_CALLBACK_SECRET is not set here"),
+        (
+            ["customer", "set", "acme", "--callback-hosts", "a.example"],
+            "TIERLANE_CALLBACK_SECRET is not set in this shell",
+        ),
         (
             ["key", "create", "acme", "ci", "--requests-per-second", "5000"],
             "is not below that of acme, 1,000 (burst 1,000)",
@@ -80,4 +83,41 @@ async def test_check_has_one_line_for_each_kind(admin: Admin) -> None:
     assert found[1]["said"] == (
         "Quota 5 usd/day of acme counts nothing: no enabled model has a price. 1 more of this kind."
     )
-    assert found[1]["advice"] == "Set one: `tierlane price set MODEL --usd-per-gpu-s`."
+    assert found[1]["advice"] == "Set one: `tierlane price set MODEL --usd-per-gpu-s 0.002`."
+
+
+async def test_only_what_a_verb_changed_has_a_note(admin: Admin) -> None:
+    """With all reasons and a command that can be pasted; a verb or a file that changes another column of the row has none."""
+    await admin.done("model", "create", "tiny")
+    url = ("customer", "set", "acme", "--callback-hosts", "a.example", "--alert-url", "https://10.0.0.1/x")
+    notes = (await admin.json(*url))["notes"]
+
+    assert [each.partition(":")[0] for each in notes] == ["TIERLANE_CALLBACK_SECRET is not set in this shell"] * 2
+    for reason in ("others do not. By the settings", "whsec_...", "is not one of those", "is not public."):
+        assert reason in notes[1]
+    (note,) = (await admin.json("quota", "set", "acme", "5 usd/day"))["notes"]
+    assert note.endswith("Set one: `tierlane price set tiny --usd-per-gpu-s 0.002`.")
+    for words in (
+        ("customer", "set", "acme", "--weight", "2"),
+        ("model", "set", "tiny", "--max-batch-size", "8"),
+        ("quota", "set", "acme", "5 usd/day", "--alert-shares", "1"),
+    ):
+        assert (await admin.json(*words))["notes"] == [], words
+    exported = await admin.done("export")
+    changed = exported.replace("weight: 2", "weight: 3")
+    assert changed != exported
+    assert "TIERLANE_CALLBACK_SECRET" not in await admin.done("apply", "-f", "-", input=changed)
+
+
+async def test_another_tier_shows_the_limits_before_and_after(admin: Admin) -> None:
+    """Those that the customer inherits, and the quotas of the tiers; a limit of its own stays."""
+    await admin.done("customer", "set", "acme", "--burst", "77")
+    await admin.done("quota", "set", "--tier", "free", "9/day")
+    shown = await admin.done("customer", "set", "acme", "--tier", "free", "--dry-run")
+    (note,) = [line for line in shown.splitlines() if line.startswith("If applied: Limits in force: ")]
+    inherited = (await admin.json("customer", "set", "acme", "--burst", "none"))["notes"]
+
+    assert "requests_per_second 1,000 -> 200" in note
+    assert "quotas of the tier none -> 9/day" in note
+    assert "burst" not in note
+    assert inherited == ["Limits in force: burst 77 -> 1,000."]

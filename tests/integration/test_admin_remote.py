@@ -27,6 +27,8 @@ CHANGES = (
     "customer create acme --tier paid --burst 20 --requests-per-second 5.5",
     "customer set acme --burst none",
     "customer set acme --burst none",
+    "customer set acme --tier free",
+    "customer set acme --tier paid",
     "customer suspend acme",
     "customer activate acme",
     "key create acme ci --expires-in 90d --requests-per-second 3 --burst 9",

@@ -11,7 +11,7 @@ from ledger.admin.customers import key_limit as completed_limit
 from ledger.catalog.quotas import parse_quota
 from ledger.postgres import Connection
 from ledger.schema.catalog import customers, tiers
-from tierlane.admin.change_result import ChangeResult
+from tierlane.admin.change_result import ChangeResult, changed_columns
 from tierlane.admin.limit_columns import LIMITS
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.remote import alter_customer as change_customer
@@ -91,14 +91,7 @@ async def show_customer(call: VerbCall, name: str) -> int:
         tier = await find(connection, tiers, customer["tier"])
         keys, _ = await list_keys(connection, MOST_KEYS, customer["id"])
         held = await list_quotas(connection, customer)
-    limits = [
-        {
-            "limit": limit,
-            "value": tier[limit] if customer[limit] is None else customer[limit],
-            "source": f"tier {tier['name']}" if customer[limit] is None else "own",
-        }
-        for limit in INHERITED
-    ]
+    limits = base_limits(customer, tier)
     quotas = [{"quota": row["quota"], "source": f"tier {row['tier']}" if row["tier"] else "own"} for row in held]
     page = customer | {"limits": limits, "keys": keys, "quotas": quotas}
     if call.output == "json":
@@ -112,6 +105,18 @@ async def show_customer(call: VerbCall, name: str) -> int:
         typer.echo("")
         print_rows("table", columns, page[part], part)
     return 0
+
+
+def base_limits(customer: Row, tier: Row) -> list[Row]:
+    """Each base limit that applies to a customer of this tier, and its source."""
+    return [
+        {
+            "limit": limit,
+            "value": tier[limit] if customer[limit] is None else customer[limit],
+            "source": f"tier {tier['name']}" if customer[limit] is None else "own",
+        }
+        for limit in INHERITED
+    ]
 
 
 async def show_secret(call: VerbCall, name: str) -> int:
@@ -135,7 +140,23 @@ async def create_customer(connection: Connection, name: str, values: Row) -> Cha
 
 
 async def alter_customer(connection: Connection, name: str, values: Row) -> ChangeResult:
-    return ChangeResult([await change_customer(connection, name, values)])
+    """Change a customer. A new tier, or a limit that is inherited again, has a note with the limits before and after."""
+    change = await change_customer(connection, name, values)
+    old, new = change.old or {}, change.new or {}
+    inherits = any(values.get(limit, 0) is None for limit in INHERITED)
+    if old == new or not ("tier" in values or inherits):
+        return ChangeResult([change])
+    before, after = [await _tier_effects(connection, row) for row in (old, new)]
+    steps = ", ".join(" ".join(step) for step in changed_columns(before, after))
+    return ChangeResult([change], notes=[f"Limits in force: {steps or 'the same as before'}."])
+
+
+async def _tier_effects(connection: Connection, customer: Row) -> Row:
+    """The base limits of a customer by name, and the quotas of its tier, which follow the tier."""
+    tier = await find(connection, tiers, customer["tier"])
+    limits = {each["limit"]: each["value"] for each in base_limits(customer, tier)}
+    held = [row["quota"] for row in await list_quotas(connection, tier=customer["tier"])]
+    return limits | {"quotas of the tier": held}
 
 
 async def rotate_secret(connection: Connection, name: str, grace: timedelta) -> ChangeResult:

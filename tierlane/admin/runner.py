@@ -11,7 +11,7 @@ import typer
 from gateway.host_lists import host_list
 from gateway.jobs.callback_url import alert_url_problem, private_hosts
 from ledger.admin.changes import Change, Row, changing
-from ledger.admin.effects import MONEY, UNNAMED, Deployment, Finding, rows_without_effect
+from ledger.admin.effects import COLUMNS, MONEY, UNNAMED, Deployment, Finding, rows_without_effect
 from ledger.admin.errors import TABLES, BadValue, ChangeRejected
 from ledger.admin.rows import rows_to_judge
 from ledger.postgres import Connection
@@ -95,17 +95,29 @@ def deployment_of(settings: Settings) -> Deployment:
 async def effect_notes(connection: Connection, settings: Settings, changes: Sequence[Change]) -> list[str]:
     """Sentences about changed rows that have no effect, read in the transaction of the change."""
     changed = [
-        (TABLES[each.thing], each.new or {}) for each in changes if each.old != each.new and each.thing in TABLES
+        (TABLES[each.thing], each.new or {}, _changed_columns(each))
+        for each in changes
+        if each.old != each.new and each.thing in TABLES
     ]
-    tables = {table for table, _ in changed}
-    if not tables & JUDGED:
+    if not JUDGED & {table for table, _, _ in changed}:
         return []
-    owners = {row["id"] if table == "customers" else row.get("customer_id") for table, row in changed if row}
+    owners = {row["id"] if table == "customers" else row.get("customer_id") for table, row, _ in changed if row}
     ids = {owner for owner in owners if isinstance(owner, UUID)}
-    keys = {(table, row.get("id", row.get("name"))) for table, row in changed}
-    of_models = {MONEY, UNNAMED} if tables & {"models", "prices"} else set()
+    columns = {(table, row.get("id", row.get("name"))): names for table, row, names in changed}
+    of_models = set().union(*(names for table, _, names in changed if table in {"models", "prices"}))
     found = rows_without_effect(await rows_to_judge(connection, ids), deployment_of(settings))
-    return notes_of([each for each in found if (each.table, each.key) in keys or each.kind in of_models])
+    noted = []
+    for each in found:
+        names = columns.get((each.table, each.key), set()) | (of_models if each.kind in {MONEY, UNNAMED} else set())
+        if COLUMNS[each.kind] & names:
+            noted.append(each)
+    return notes_of(noted)
+
+
+def _changed_columns(change: Change) -> set[str]:
+    """The columns whose value differs; of a new or a deleted row all."""
+    old, new = change.old or {}, change.new or {}
+    return {name for name in old | new if not (old and new) or old.get(name) != new.get(name)}
 
 
 def notes_of(findings: Sequence[Finding]) -> list[str]:

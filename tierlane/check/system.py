@@ -14,7 +14,7 @@ import aiohttp
 import typer
 from msgspec.structs import replace
 
-from ledger.admin.effects import Finding, rows_without_effect
+from ledger.admin.effects import SET_SECRET, UNSIGNED, Finding, rows_without_effect
 from ledger.admin.rows import rows_to_judge
 from ledger.catalog.loader import count_callback_customers, read_cells, read_models, read_tiers
 from ledger.catalog.quotas import BadCatalogRow
@@ -210,8 +210,9 @@ def judge_callbacks(customers: int, *, can_sign: bool) -> list[CheckItem]:
     """Whether the callbacks that `customers` may have can be signed."""
     if can_sign or not customers:
         return []
-    said = f"callback_url is refused, although {customers:,} customers have hosts for callbacks"
-    advice = "Set TIERLANE_CALLBACK_SECRET, the same for all gateways, the auditor and this command."
+    hosts = f"{customers:,} customers have" if customers > 1 else "1 customer has"
+    said = f"{UNSIGNED}: {hosts} callback hosts; gateways that have it send their callbacks, others reject callback_url"
+    advice = SET_SECRET
     return [CheckItem("catalog", "callbacks", "warn", said, advice)]
 
 
