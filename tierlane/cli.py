@@ -238,14 +238,14 @@ def worker(settings: "Settings") -> int:
 
 @role(
     example="admin --admin-port 8081",
-    flags=[*settings_of(AdminSettings), "auth_failures", "trusted_proxies", *LOGGING],
-    required=("database_url",),
+    flags=[*settings_of(AdminSettings), "auth_failures", "trusted_proxies", "data_dir", *LOGGING],
 )
 def admin(settings: "Settings") -> int:
-    """Run the admin API, for operators with tokens of `tierlane operator`."""
+    """Run the admin API and its page, for operators with tokens of `tierlane operator`, on the local stack or TIERLANE_DATABASE_URL."""
+    from tierlane.connect import reachable
     from tierlane.roles.admin import run
 
-    return run(settings)
+    return run(reachable(settings))
 
 
 @role(example="migrate", flags=LOGGING, required=("database_url",))
@@ -265,7 +265,7 @@ for _name, _place, _help in (
     ("price", "tierlane.admin.commands.price:app", "List or change prices of models, for usage and budgets."),
     ("apply", "tierlane.admin.commands.catalog:apply_app", "Make the catalog that of a YAML file."),
     ("export", "tierlane.admin.commands.catalog:export_app", "Print the catalog as a YAML file."),
-    ("operator", "tierlane.admin.commands.operator:app", "List, create, rotate or revoke operators of the admin API."),
+    ("operator", "tierlane.admin.commands.operator:app", "List or change operators of the admin API and their tokens."),
     ("requests", "tierlane.admin.commands.requests:app", "Show accepted requests, by customer, status, code or model."),
     ("config-changes", "tierlane.admin.commands.config_changes:app", "Show who changed which row from what to what."),
     ("cell", "tierlane.operate.commands.cell:app", "List, open, drain or close cells, each with a Redis of its own."),

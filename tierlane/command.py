@@ -116,6 +116,8 @@ def add_settings_verb(
 ) -> None:
     """Add a verb that is called with the settings and returns the exit code. Its name and docstring are those of the verb.
 
+    It may raise SettingsError.
+
     `flags`: settings that get a flag, unless they are secret. `required`: settings that must be set; secret ones are
     variables, which the help names.
     """
@@ -124,11 +126,11 @@ def add_settings_verb(
         from tierlane.settings.model import SettingsError, load_settings
 
         try:
-            settings = load_settings(given, config=config, required=required)
+            code = function(load_settings(given, config=config, required=required))
         except SettingsError as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(USAGE_ERROR) from None
-        raise typer.Exit(function(settings))
+        raise typer.Exit(code)
 
     shown = {name: SETTINGS[name] for name in flags if not SETTINGS[name].secret}
     set_options(command, [parameter("config", Config), *parameters(shown, variable)])

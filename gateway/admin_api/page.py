@@ -1,4 +1,4 @@
-"""The page for admins: `/admin/` and its files, without data and without a token. It uses the admin API.
+"""The page for admins: `/admin/`, to which `/` leads, and its files, without data and without a token. It uses the admin API.
 
 The files are in gateway/static/admin; those that it shares with the dashboard are in gateway/static/dashboard.
 """
@@ -51,6 +51,7 @@ def add_page(router: web.UrlDispatcher) -> None:
             return web.Response(status=304, headers=headers)
         return web.Response(body=body, headers=[*headers, ("Content-Type", kind)])
 
-    router.add_get("/admin", to_page, allow_head=False)
+    for path in ("/", "/admin"):
+        router.add_get(path, to_page, allow_head=False)
     router.add_get("/admin/", show_page, allow_head=False)
     router.add_get("/admin/assets/{name}", show_asset, allow_head=False)

@@ -135,7 +135,10 @@ def rejected_change(
         thing = THINGS.get(error.table_name or "", "row")
         taken = f"{columns} {value} is that of another {thing}." if columns else f"There is already such a {thing}."
         article = "an" if thing == "operator" else "a"
-        return ChangeRejected(f"There is already {article} {thing} named {value}." if columns == "name" else taken)
+        named = f"There is already {article} {thing} named {value}."
+        if thing == "operator":
+            named += f" `tierlane operator set {value} --role ROLE` changes its role, `operator rotate` its token."
+        return ChangeRejected(named if columns == "name" else taken)
     if isinstance(error, ForeignKeyViolationError):
         missing = f"There is no {columns.removesuffix('_id')} named {value}."
         used = f"It cannot be deleted: {error.table_name} still refer to it."

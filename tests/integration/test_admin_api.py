@@ -588,6 +588,8 @@ async def test_changes_wait_for_a_lock_only_for_a_while(api: AdminApi, db: Conne
 async def test_the_page_needs_no_token_and_loads_only_its_own_files(api: AdminApi) -> None:
     """Its policy forbids everything else, it is not stored, and a file is sent again only if it has changed."""
     async with aiohttp.ClientSession(api.url) as http:
+        async with http.get("/", allow_redirects=False) as front:
+            assert (front.status, front.headers["Location"]) == (308, "/admin/")
         async with http.get("/admin") as page:
             text = await page.text()
             address, policy = str(page.url.path), page.headers["Content-Security-Policy"]

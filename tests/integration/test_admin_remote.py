@@ -41,6 +41,7 @@ CHANGES = (
     "price set org/big --usd-per-gpu-s 0.002 --from 2027-01-01",
     "price remove org/big 2027-01-01",
     "operator create ann --role operator --expires-in 1w",
+    "operator set ann --role viewer",
     "operator rotate ann",
     "operator revoke ann",
     "gpu cordon worker-1 --reason fan",

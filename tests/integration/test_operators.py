@@ -86,7 +86,11 @@ async def test_faults_are_one_sentence(admin: Admin) -> None:
     await admin.done("operator", "create", "ann")
 
     assert "tlo_" not in text
-    assert await admin.fault(1, "operator", "create", "ann") == "There is already an operator named ann."
+    assert await admin.fault(1, "operator", "create", "ann") == (
+        "There is already an operator named ann. `tierlane operator set ann --role ROLE` changes its role, `operator rotate` its token."
+    )
+    assert "viewer -> admin" in await admin.done("operator", "set", "ann", "--role", "admin")
+    assert await admin.fault(1, "operator", "set", "nobody", "--role", "viewer") == "There is no operator named nobody."
     assert await admin.fault(1, "operator", "revoke", "bob") == "There is no operator named bob."
     assert (await admin.fault(2, "operator", "create", "two words")).startswith(
         "name must begin with a letter or digit"

@@ -24,7 +24,7 @@ TOOLS = {
     "price": ["list", "set", "remove"],
     "apply": [],
     "export": [],
-    "operator": ["list", "create", "rotate", "revoke"],
+    "operator": ["list", "create", "set", "rotate", "revoke"],
     "requests": [],
     "config-changes": [],
     "cell": ["list", "open", "drain", "close"],
@@ -182,7 +182,7 @@ def test_a_negative_quota_is_named_as_such(verb: str) -> None:
     assert "The quota must be positive, such as 10000/day, got '-5/day'." in " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize("arguments", [["top", "--once"], ["check"], ["customer", "list"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["top", "--once"], ["check"], ["customer", "list"], ["admin"]], ids=" ".join)
 def test_without_a_stack_it_is_one_line_and_exit_code_2(arguments: list[str]) -> None:
     """The message names where a local stack was expected."""
     result = CliRunner().invoke(app, arguments, env=NO_STACK)

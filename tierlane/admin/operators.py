@@ -4,10 +4,11 @@ from datetime import timedelta
 
 from ledger.admin.changes import Row
 from ledger.postgres import Connection
+from ledger.schema.catalog import operators
 from tierlane.admin.change_result import ChangeResult
 from tierlane.admin.options import Work
+from tierlane.admin.remote import alter, find, list_operators, revoke_operator, rotate_operator
 from tierlane.admin.remote import create_operator as add_operator
-from tierlane.admin.remote import list_operators, revoke_operator, rotate_operator
 from tierlane.admin.runner import show_rows
 from tierlane.output import Column, named
 
@@ -33,6 +34,12 @@ async def create(connection: Connection, name: str, role: str, lifetime: timedel
     """Add an operator with a token."""
     token, change = await add_operator(connection, name, role, lifetime)
     return ChangeResult([change], token.text, secret_name=TOKEN)
+
+
+async def set_role(connection: Connection, name: str, role: str) -> ChangeResult:
+    """Change the role of an operator."""
+    old = await find(connection, operators, name)
+    return ChangeResult([await alter(connection, operators, old, {"role": role})])
 
 
 async def rotate(connection: Connection, name: str, lifetime: timedelta | None) -> ChangeResult:

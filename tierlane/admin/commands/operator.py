@@ -15,7 +15,10 @@ ExpiresIn: TypeAlias = Annotated[
     str | None, option("--expires-in", "Reject the token after this time, such as 30d.", "never", metavar="TIME")
 ]
 
-app = verb_group("Operators of the admin API: list, create, rotate, revoke.", "operator create ann --role admin")
+RoleName: TypeAlias = Literal["viewer", "operator", "admin"]
+ROLES = "viewer reads; operator also cordons, drains, suspends and revokes keys; admin changes everything."
+
+app = verb_group("Operators of the admin API: list, create, set, rotate, revoke.", "operator create ann --role admin")
 
 
 @reads(app, "list", "operator list")
@@ -28,19 +31,18 @@ def operator_list() -> Work:
 def operator_create(
     name: Operator,
     *,
-    role: Annotated[
-        Literal["viewer", "operator", "admin"],
-        option(
-            "--role",
-            "viewer reads; operator also cordons, drains, suspends and revokes keys; admin changes everything.",
-            "viewer",
-        ),
-    ] = "viewer",
+    role: Annotated[RoleName, option("--role", ROLES, "viewer")] = "viewer",
     expires_in: ExpiresIn = None,
 ) -> Work:
     """Add an operator and print the token, only this once."""
     lifetime = None if expires_in is None else values.duration("--expires-in", expires_in)
     return changes(lambda connection: operators.create(connection, name, role, lifetime))
+
+
+@writes(app, "set", "operator set ann --role viewer")
+def operator_set(name: Operator, *, role: Annotated[RoleName, option("--role", ROLES, "required")]) -> Work:
+    """Change the role of an operator, also of its sessions. Its token stays."""
+    return changes(lambda connection: operators.set_role(connection, name, role))
 
 
 @writes(app, "rotate", "operator rotate ann")
