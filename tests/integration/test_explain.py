@@ -93,7 +93,9 @@ async def test_a_customer(pool: Pool, servers: dict[str, str], db: Any, acme: st
     await pool.worker_beats("w4", "down")
     await pool.presence.gateway_beat(STATS)
     failed = await add_requests(db, acme, 10)
-    verdicts = await pool.admit([submission(pool, acme), submission(pool, acme)])
+    key_id = await db.fetchval("SELECT id FROM api_keys")
+    quotas = (("1day", 1000), (f"1hour@{key_id}", 9))
+    verdicts = await pool.admit([submission(pool, acme), submission(pool, acme, quotas=quotas, api_key_id=key_id)])
     assert {verdict.outcome for verdict in verdicts} == {Admission.ACCEPTED}
 
     by_name = await explain("acme", **servers)
@@ -111,7 +113,9 @@ async def test_a_customer(pool: Pool, servers: dict[str, str], db: Any, acme: st
     assert limits["burst"][:3] == (10.0, "own", 4.0)
     assert limits["tokens_per_minute"][:3] == (60_000.0, "tier free", 24_000.0)
     assert limits["quota per day"] == (1000.0, "quotas", 1000.0, 998.0)
-    assert limits["key"] == (5.0, "key", 2.0, None)
+    assert limits["key"] == (9.0, "key", 9.0, 8.0)
+    assert f"key {key_id} quota per hour" in by_name.stdout
+    assert "8 (1 used; resets in " in by_name.stdout
     assert (document["models"], list(document["key_models"].values())) == (["tiny", "large"], [["tiny"]])
     assert "Only models tiny, large." in by_name.stdout
     assert "only models tiny." in by_name.stdout

@@ -177,7 +177,9 @@ def test_the_text_of_a_customer() -> None:
         "requests_per_second         100        tier free  38.1     -",
         "burst                       20         tier free  7.62     3.25",
     ]
-    assert "quota per day               10,000     quotas     10,000   9,120 (resets in 3 h 2 min)" in blocks[2]
+    assert (
+        "quota per day               10,000     quotas     10,000   9,120 (880 used; resets in 3 h 2 min)" in blocks[2]
+    )
     assert blocks[3].splitlines()[3] == "free        3         32/s (10 %)  84/s    32/s   38 %"
     assert "38.1 requests/s (burst 7)" in blocks[4]
     assert blocks[4].endswith("0.25 left (and 12 more like it)")

@@ -92,11 +92,11 @@ def rejected(outcome: str, code: str = "rate_limit_exceeded", **fields: object) 
         (rejected("concurrency"), "50 of 50 requests under way; max_concurrency"),
         (
             rejected("quota", "quota_exceeded", quota="1day", quota_amount=10_000, retry_after_ms=10_920_000),
-            "10,000 requests per day; until the quota resets; after 3 h 2 min",
+            "10,000 requests per day, which was used up; until the quota resets; after 3 h 2 min",
         ),
         (
             rejected("quota", "quota_exceeded", quota="1month:usd", quota_amount=500_000_000),
-            "0.5 usd per month; until the quota resets",
+            "0.5 usd per month, which had too little left for this request; until the quota resets",
         ),
         (rejected("tier_limit", "reduced_capacity"), "the share of tier free; more GPUs"),
         (rejected("shed", "shed_for_priority"), "shedding: 512 requests; a higher tier"),

@@ -63,7 +63,7 @@ KEY_COLUMNS = (
     Column("quotas", "QUOTAS"),
 )
 KEY_LIST_COLUMNS = (KEY_COLUMNS[0], Column("customer", "CUSTOMER"), *KEY_COLUMNS[1:])
-QUOTA_COLUMNS = (*named("tier", "customer", "quota"), Column("alert_shares", "ALERTS AT"))
+QUOTA_COLUMNS = (*named("tier", "customer", "key", "quota"), Column("alert_shares", "ALERTS AT"))
 ALERT_COLUMNS = (
     Column("reached_at", "REACHED"),
     *named("customer"),
@@ -244,13 +244,19 @@ async def revoke_key(connection: Connection, text: str) -> ChangeResult:
 
 
 def show_quotas(customer: str | None, tier: str | None) -> Work:
-    """Print all quotas, or those that apply to a customer, or those of a tier."""
+    """Print all quotas, or those that apply to a customer with those of its live keys, or those of a tier."""
 
     async def read(connection: Connection) -> tuple[list[Row], int]:
         if tier is not None:
             await check_tier(connection, tier)
-        owner = await find_customer(connection, customer) if customer is not None else None
-        return await list_quotas(connection, owner, tier), 0
+        if customer is None:
+            return [row | {"key": None} for row in await list_quotas(connection, None, tier)], 0
+        owner = await find_customer(connection, customer)
+        rows = [row | {"key": None} for row in await list_quotas(connection, owner, tier)]
+        keys, _ = await list_keys(connection, MOST_KEYS, owner["id"])
+        of_key = dict.fromkeys(("id", "customer_id", "tier", "alert_shares")) | {"customer": owner["name"]}
+        live = [key for key in keys if key["state"] == "live" and tier is None]
+        return rows + [of_key | {"quota": text, "key": key["id"]} for key in live for text in key["quotas"] or ()], 0
 
     return show_rows(read, QUOTA_COLUMNS, "quotas")
 

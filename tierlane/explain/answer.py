@@ -227,6 +227,8 @@ async def _read_redis(settings: Settings, client: Redis, name: str, rows: Rows, 
         customer, customer_id = row.customer, row.customer.id
         # The call contains the limits in force, because Redis does not store limits.
         now = effective(row.as_identity(), factor_of(customer.tier, observation))
+        of_keys = [(name, amount) for name, (_, amount) in row.key_quotas().items()]
+        now = now._replace(quotas=(*now.quotas, *of_keys))
         left = await LimitState(client, keys).read(customer_id, now)
         queues = await WaitingView(client, keys).customer(customer.tier, customer_id, customer.weight)
     else:

@@ -8,7 +8,7 @@ from ledger.audit.queries import FailedRequest
 from ledger.catalog.snapshot import Customer, Identity, Model, Tier
 from ratelimit.limit_figures import limit_figures
 from ratelimit.limits import NO_BUCKET, RemainingLimits, effective
-from ratelimit.quotas import key_of, quota_words
+from ratelimit.quotas import key_of, quota_title, quota_words, shown_amount, without_key
 from scheduler.protocol.limits import RejectionRecord
 from scheduler.protocol.pool_view import CustomerQueue, Observation
 from tierlane.explain.factor import (
@@ -31,6 +31,10 @@ class CustomerRecord(msgspec.Struct, frozen=True):
     customer: Customer
     own: frozenset[str] = frozenset()
     keys: tuple[Identity, ...] = ()  # Valid keys with a limit, models or quotas of their own.
+
+    def key_quotas(self) -> dict[str, tuple[str, int]]:
+        """The quotas of its keys by name, with the key and the amount; a rotated key shares those of its successor."""
+        return {name: (key.key_id, amount) for key in self.keys for name, amount in key.quotas if key_of(name)}
 
     def as_identity(self) -> Identity:
         """The customer without any of its keys."""
@@ -184,8 +188,12 @@ def _reasons(
 
 
 def _lines(row: CustomerRecord, factor: float | None, left: RemainingLimits | None) -> list[LimitLine]:
-    """Every limit. Without a factor the effective values of reduced limits are not known."""
-    identity = row.as_identity()
+    """Every limit; the quotas of keys are the last ones of `left`. Without a factor the effective values of reduced limits are not known."""
+    identity, of_keys = row.as_identity(), row.key_quotas()
+    shared = len(identity.quotas)
+    spare = left.quotas[shared:] if left else ()
+    known = spare if len(spare) == len(of_keys) else [(None, None)] * len(of_keys)
+    left = left and left._replace(quotas=left.quotas[:shared])
     lines: list[LimitLine] = []
     for each in limit_figures(effective(identity), None if factor is None else effective(identity, factor), left):
         owner, now = "quotas", each.effective
@@ -200,4 +208,8 @@ def _lines(row: CustomerRecord, factor: float | None, left: RemainingLimits | No
         rate, burst = (None, None) if factor is None else (round(part.rate, 4), round(part.size, 4))
         lines.append(LimitLine(f"key {key.key_id} requests_per_second", whole.rate, "key", rate))
         lines.append(LimitLine(f"key {key.key_id} burst", whole.size, "key", burst))
+    for (name, (key_id, amount)), (rest, reset_ms) in zip(of_keys.items(), known, strict=True):
+        base = shown_amount(name, amount)
+        free = None if rest is None else shown_amount(name, rest)
+        lines.append(LimitLine(f"key {key_id} {quota_title(without_key(name))}", base, "key", base, free, reset_ms))
     return lines

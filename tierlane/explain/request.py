@@ -8,7 +8,7 @@ import msgspec
 from gateway.operations.endpoints import Event, RequestTimeline, from_audit, from_redis
 from ledger.audit.queries import RequestRow
 from ratelimit.limits import BUCKETS, REDUCED_OUTCOMES
-from ratelimit.quotas import key_of, period_of, quota_name, shown_amount, unit_of
+from ratelimit.quotas import is_metered, key_of, period_of, quota_name, shown_amount, unit_of
 from scheduler.errors import HTTP, ErrorCode
 from scheduler.protocol.limits import KEEP_MS, RejectionRecord
 from scheduler.protocol.pool_view import QueuePlace
@@ -27,7 +27,7 @@ _LIMITS: dict[str, _Words] = {
     ),
     Admission.QUOTA: lambda r: (
         f"the {'key' if key_of(r.quota) else 'customer'}'s quota of {number(shown_amount(r.quota, r.quota_amount))} {unit_of(r.quota).word} per "
-        f"{quota_name(period_of(r.quota))}, which was used up"
+        f"{quota_name(period_of(r.quota))}, which {'had too little left for this request' if is_metered(r.quota) else 'was used up'}"
         if r.quota
         else "a quota of the customer, which was used up"
     ),

@@ -91,7 +91,10 @@ def _table(rows: Iterable[Sequence[str]], *head: Sequence[str]) -> list[str]:
 
 
 def _limit(line: LimitLine) -> Sequence[str]:
-    anew = f" (resets in {span(line.anew_in_ms)})" if line.anew_in_ms is not None else ""
+    anew = ""
+    if line.anew_in_ms is not None:
+        used = "" if line.base is None or line.left is None else f"{number(line.base - line.left)} used; "
+        anew = f" ({used}resets in {span(line.anew_in_ms)})"
     base, now, left = (NONE if value is None else number(value) for value in (line.base, line.effective, line.left))
     return line.limit, "none" if line.base is None else base, line.of, now, left + anew
 

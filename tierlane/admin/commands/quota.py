@@ -39,7 +39,7 @@ def quota_list(
     named: CustomerOption = None,
     tier: Annotated[str | None, option("--tier", "Only quotas of this tier.", metavar="NAME")] = None,
 ) -> Work:
-    """Show quotas; of a customer, all that apply to it."""
+    """Show quotas; of a customer, all that apply to it, and those of its keys."""
     return customers.show_quotas(values.one_of("CUSTOMER", customer, "--customer", named), tier)
 
 
