@@ -173,7 +173,7 @@ ROUTES = [
                 {"type": "string", "pattern": DURATION},
             ),
             Parameter("table", "query", "Only rows of this table.", only(*TABLES)),
-            Parameter("by", "query", "Only changes of this actor.", NOT_EMPTY),
+            Parameter("by", "query", "Only changes of this actor, or of the operator with this name.", NOT_EMPTY),
             *PAGES,
         ),
     ),

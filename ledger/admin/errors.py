@@ -22,7 +22,7 @@ from asyncpg import (
 from sqlalchemy import BigInteger, CheckConstraint, Integer, SmallInteger, Table
 
 from ledger.schema import metadata
-from ratelimit.quotas import PERIOD_S
+from ratelimit.quotas import NOTATIONS, PERIOD_S
 from scheduler.capabilities import Capability
 from scheduler.errors import TierlaneError
 
@@ -43,7 +43,7 @@ TABLES = {thing: table for table, thing in THINGS.items()}
 
 QUOTA_FORMS = (
     "10000/day, 3600 gpu-s/day, 1000000 tokens/week or 100 usd/3 months; "
-    f"the units of periods are {', '.join(PERIOD_S)}"
+    f"amounts are requests, or have the unit {', '.join(NOTATIONS)}; the units of periods are {', '.join(PERIOD_S)}"
 )
 
 _LETTERS = "must begin with a letter from a to z and go on with at most 62 of a-z, 0-9, _ and -"

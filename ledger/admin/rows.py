@@ -324,7 +324,7 @@ async def list_config_changes(
         wanted.append(or_(of_it, owner_id == func.any(ids)))
     wanted += [] if since is None else [record.changed_at >= func.now() - cast(since, Interval)]
     wanted += [] if table is None else [record.table_name == table]
-    wanted += [] if by is None else [record.changed_by == by]
+    wanted += [] if by is None else [or_(record.changed_by == by, record.changed_by == f"operator:{by}")]
     older = [] if before is None else [record.id < before]
     shown = [column for column in record if column.name != "xact"]
     name = select(customers.c.name).where(cast(customers.c.id, String) == owner_id).scalar_subquery().label("customer")

@@ -555,6 +555,22 @@ async def test_a_revoked_key_cannot_be_used_or_rotated(admin: Admin, db: Connect
         (2, ["key", "create", "acme", ""], "name must have 1 to 200 characters, no control characters, not '' ("),
         (2, ["key", "create", "acme", "ci", "--burst", "5"], "--burst: requires --requests-per-second"),
         (2, ["key", "rotate", "abcdefghijkl", "--grace", "0h"], "--grace: must be a number and s, m, h, d or w"),
+        (
+            2,
+            ["quota", "set", "acme", "5/day", "--alert-shares", "x"],
+            (
+                "--alert-shares: must be numbers separated by commas, such as 0.8,1, got 'x' (shares of it that raise an alert, "
+                "above 0 to 1; off: no alerts; none: 0.8 and 1)"
+            ),
+        ),
+        (
+            2,
+            ["quota", "set", "acme", "5 eur/day"],
+            (
+                "quota must be an amount and a period, not '5 eur/day' (such as 10000/day, 3600 gpu-s/day, 1000000 tokens/week or "
+                "100 usd/3 months; amounts are requests, or have the unit gpu-ms, gpu-s, gpu-h, tokens, usd; the units of periods"
+            ),
+        ),
         (1, ["price", "set", "none", "--usd-per-gpu-s", "1"], "There is no model named none."),
         (2, ["price", "set", "none"], "Specify at least one column: --usd-per-gpu-s or --usd-per-1000-tokens."),
         (2, ["price", "set", "none", "--usd-per-gpu-s", "free"], "--usd-per-gpu-s: must be a number, got 'free' (USD"),

@@ -115,6 +115,7 @@ async def test_another_tier_shows_the_limits_before_and_after(admin: Admin) -> N
     await admin.done("quota", "set", "--tier", "free", "9/day")
     shown = await admin.done("customer", "set", "acme", "--tier", "free", "--dry-run")
     (note,) = [line for line in shown.splitlines() if line.startswith("If applied: Limits in force: ")]
+    assert "webhook" not in await admin.done("customer", "create", "new", "--tier", "free")
     inherited = (await admin.json("customer", "set", "acme", "--burst", "none"))["notes"]
 
     assert "requests_per_second 1,000 -> 200" in note

@@ -31,7 +31,7 @@ CHANGES = (
     "customer set acme --tier paid",
     "customer suspend acme",
     "customer activate acme",
-    "key create acme ci --expires-in 90d --requests-per-second 3 --burst 9",
+    "key create acme ci --expires-in 90d --requests-per-second 3 --burst 9 --quotas 7/day",
     "quota set acme 10000/day",
     "quota set --tier free 100/day",
     "quota set acme 20000/day",
@@ -118,6 +118,10 @@ async def test_changes_and_lists_are_the_same(api: AdminApi, both: tuple[Admin, 
             differences += [(line, local_text, remote_text)] if local_text != remote_text else []
 
     assert differences == []
+    assert [row["key"] is not None for row in await local.json("quota", "list", "acme") if row["quota"] == "7/day"] == [
+        True
+    ]
+    assert await remote.json("config-changes", "--by", "admin", *url_of(api))
     changed_by = await db.fetch(
         "SELECT DISTINCT changed_by FROM config_changes WHERE changed_by NOT IN ('test', 'postgres')"
     )

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 from ledger.admin.changes import Change, Row
 from tierlane.output import aligned, printable, readable
 
+NUMBERS = frozenset({"webhook_secret", "webhook_secret_oldest"})
+"""Columns with numbers of secrets, which say nothing about a new row."""
+
 
 class ChangeResult(NamedTuple):
     """The changes of a verb; `secret` is a new key or token, to be shown once, `notes` are further sentences."""
@@ -25,7 +28,11 @@ def result_lines(done: ChangeResult, *, dry_run: bool) -> list[str]:
         if change.thing == "cordon":
             added, removed = (f"{printable(change.name)} {would}{verb}" for verb in ("cordoned", "uncordoned"))
         if old is None:
-            values = {name: readable(value) for name, value in (new or {}).items() if value is not None}
+            values = {
+                name: readable(value)
+                for name, value in (new or {}).items()
+                if value is not None and name not in NUMBERS
+            }
             lines += [added, *aligned(values.items(), "  ")]
         elif new is None:
             lines.append(removed)

@@ -5,7 +5,7 @@ from typing import Any
 
 from ledger.admin.changes import Row
 from ledger.admin.errors import THINGS
-from tierlane.admin.change_result import changed_columns
+from tierlane.admin.change_result import NUMBERS, changed_columns
 from tierlane.admin.options import VerbCall
 from tierlane.admin.remote import catalog, list_config_changes
 from tierlane.output import Column, named, print_rows, readable
@@ -15,8 +15,8 @@ COLUMNS = (
     Column("changed_by", "WHO"),
     *named("row", "change"),
 )
-_NOT_SHOWN = frozenset({"id", "name", "customer_id", "created_at", "last_used_at"})
-"""Columns of a new row that repeat the other cells."""
+_NOT_SHOWN = frozenset({"id", "name", "customer_id", "created_at", "last_used_at"}) | NUMBERS
+"""Columns of a new row that repeat the other cells, or say nothing about it."""
 
 
 async def show_changes(

@@ -37,8 +37,14 @@ class Field(Option):
     kind: Kind = "text"
     none: bool = False
 
+    @property
+    def meaning(self) -> str:
+        """The comment with the values of the command line."""
+        text = without_sql(self.description)
+        return text.replace("empty: none", "off: no alerts") if self.kind == "shares" else text
+
     def help(self, variable: str) -> str:
-        return without_sql(super().help(variable))
+        return super().help(variable).replace(self.description, self.meaning)
 
 
 def _field(

@@ -19,7 +19,7 @@ _KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "decimal": ("a number", lambda text: float(text.replace(",", ""))),
     "switch": ("on or off", {"on": True, "off": False}.__getitem__),
     "text": ("a name", str),
-    "shares": ("numbers separated by commas or off", lambda text: [] if text == "off" else _shares(text)),
+    "shares": ("numbers separated by commas, such as 0.8,1", lambda text: [] if text == "off" else _shares(text)),
     "names": ("names separated by commas", lambda text: list(dict.fromkeys(name.strip() for name in text.split(",")))),
 }
 
@@ -52,8 +52,8 @@ def value_of(field: Field, text: str, called: str) -> Any:
     try:
         return None if field.none and text == "none" else parse(text)
     except (ValueError, KeyError):
-        must_be += " or none" if field.none else ""
-        meaning = in_sentence(field.description)
+        must_be += " or none" if field.none and field.kind != "shares" else ""  # Its meaning has all words.
+        meaning = in_sentence(field.meaning)
         raise UsageError(f"{called}: must be {must_be}, got {text!r} ({meaning})") from None
 
 

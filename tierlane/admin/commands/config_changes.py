@@ -45,7 +45,7 @@ def config_changes(
             metavar="NAME",
         ),
     ] = None,
-    by: Annotated[str | None, option("--by", "Only changes of this actor.", "all", metavar="NAME")] = None,
+    by: Annotated[str | None, option("--by", "Only changes of this actor or operator.", "all", metavar="NAME")] = None,
     limit: Annotated[int, limit_option("TIERLANE_ADMIN_LIMIT", 50, 1_000_000)] = 50,
 ) -> Work:
     """Show who changed which row of the configuration from what to what, the newest first."""
