@@ -17,6 +17,7 @@ FILTERS = ("tier", "model", "status", "error_code", "api_key_id")
 
 async def search_requests(
     connection: Connection,
+    /,
     limit: int,
     since: datetime,
     until: datetime,
