@@ -41,9 +41,10 @@ from gateway.pools import Pools
 from gateway.standby_scheduler import Schedule, StandbyScheduler
 from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Identity, Snapshot
+from ratelimit.limits import effective
 from scheduler.body_store import BodyStore
-from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.protocol.admission import Admissions
+from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
+from scheduler.protocol.admission import Admissions, Submission, SubmissionGroup
 from scheduler.protocol.adoption import Adoption
 from scheduler.protocol.audit_outbox import AuditLag
 from scheduler.protocol.cancellation import Terminations
@@ -291,6 +292,7 @@ class PoolParts:
             all_names=shared.pools.names,
             residence=shared.pools.homes.residence,
             record_rejection=self.rejection_log.note,
+            record_rejected_caller=self._record_rejected_caller,
             remember=ends.keep,
             model_version=lambda: self.heartbeat.model_version,
             greedy=lambda: self.heartbeat.greedy,
@@ -314,6 +316,14 @@ class PoolParts:
                 quota_uses=shared.quota_uses,
             )
         )
+
+    def _record_rejected_caller(self, endpoint: str, request_id: str, identity: Identity, error: RequestError) -> None:
+        """Record the request in the customer's cell, where `explain` reads its rejections."""
+        home, caller = self._shared.pools.home(identity), (identity.tier, identity.customer_id, identity.key_id)
+        submission = Submission(
+            request_id, SubmissionGroup(*caller, "", effective(identity), endpoint), "", 0, 0, 0, b""
+        )
+        home.rejection_log.note(submission, identity, error, None, home.limits.factor(identity.tier))
 
     def _observed(self, seen: Observation | None) -> None:
         if self._standby is not None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from gateway.auth.jwks import JwksSource
 from gateway.auth.jwt_verifier import Claims, JwtVerifier, bad_token, not_now
 from gateway.config import JwtConfig
+from ledger.catalog.api_key import KnownCallerError
 from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Customer, Identity, Snapshot
 from scheduler.bounded_dict import BoundedDict
@@ -96,7 +97,7 @@ class JwtCustomers:
                 raise not_now()
             raise bad_token("The token's customer is unknown.")
         if row.suspended:
-            raise RequestError(ErrorCode.ACCOUNT_SUSPENDED)
+            raise KnownCallerError(ErrorCode.ACCOUNT_SUSPENDED, row.identity(claims.key_id))
         identity = row.identity(claims.key_id)
         self._cached[claims] = CachedIdentity(row, identity)
         return identity

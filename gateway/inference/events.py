@@ -18,6 +18,7 @@ from gateway.inference.pending import PendingRequest
 from gateway.limits.auxiliary import AuxiliaryLimitReached
 from gateway.limits.demand import DemandMeter
 from gateway.metrics.counters import ACCEPTED, COMPLETED, UNKNOWN, Counters
+from ledger.catalog.api_key import KnownCallerError
 from ledger.catalog.snapshot import Identity
 from scheduler.errors import HTTP, REFUSED, ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
@@ -46,6 +47,9 @@ SLO_FAILURES = frozenset(
 
 RUN_FAILURES = frozenset({ErrorCode.WORKER_LOST, ErrorCode.GPU_TIMEOUT, ErrorCode.INVALID_OUTPUT})
 """Failures of a run, which its input may have caused."""
+
+RecordRejectedCaller = Callable[[str, str, Identity, RequestError], None]
+"""Called for each request of a known customer that is rejected by its key: endpoint, request id, identity, error."""
 
 _log = structlog.get_logger("request")
 
@@ -115,9 +119,17 @@ def combined_listener(one: EventListener | None, other: EventListener | None) ->
 class RequestEvents:
     """Records the results of calls of one pool. `endpoint`: the path that was called; `seconds`: since the call arrived."""
 
-    __slots__ = ("_counters", "_demand_meter", "_log", "_pool")
+    __slots__ = ("_counters", "_demand_meter", "_log", "_pool", "_record_rejected_caller")
 
-    def __init__(self, counters: Counters, log: EventListener | None, pool: str, demand_meter: DemandMeter) -> None:
+    def __init__(
+        self,
+        counters: Counters,
+        log: EventListener | None,
+        pool: str,
+        demand_meter: DemandMeter,
+        record_rejected_caller: RecordRejectedCaller = lambda *_: None,
+    ) -> None:
+        self._record_rejected_caller = record_rejected_caller
         self._counters = counters
         self._demand_meter = demand_meter
         self._log = log
@@ -190,15 +202,17 @@ class RequestEvents:
         """The identity of the caller. Records a failed authentication, or too many requests, and raises it as RequestError."""
         try:
             return identify(request)
-        except AuxiliaryLimitReached as error:
-            self.failed(endpoint, request.request_id, error.identity, None, error)
-            raise
         except RequestError as error:
             self.unknown(endpoint, request.request_id, error)
             raise
 
     def unknown(self, endpoint: str, request_id: str, error: Exception) -> None:
-        """The response was an error before the caller was authenticated."""
+        """The response was an error before the caller was authenticated. It counts for its customer, if that is known."""
+        if isinstance(error, KnownCallerError | AuxiliaryLimitReached):
+            self.failed(endpoint, request_id, error.identity, None, error)
+            if isinstance(error, KnownCallerError):
+                self._record_rejected_caller(endpoint, request_id, error.identity, error)
+            return
         if not isinstance(error, RequestError):
             error = RequestError(ErrorCode.INTERNAL_ERROR)
         self._counters.failed(UNKNOWN, endpoint, error.code)

@@ -22,7 +22,7 @@ from gateway.inference.call import InferenceCall
 from gateway.inference.chat_documents import store_chat, with_document
 from gateway.inference.coalescing import NOT_SHARED, coalescing
 from gateway.inference.deadlines import Cancellations
-from gateway.inference.events import RequestEvents, RequestLog, combined_listener
+from gateway.inference.events import RecordRejectedCaller, RequestEvents, RequestLog, combined_listener
 from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, stored_reply
 from gateway.inference.pending import CustomerMoved, Outcome, PendingRequest, PendingRequests, ResponseSink
 from gateway.inference.submission import SubmissionGroups, build_submission
@@ -75,6 +75,7 @@ class InferenceParts:
     residence: Callable[[Identity], Residence]  # What admission checks of a customer's home.
     body_store: BodyStore = field(default_factory=BodyStore)
     record_rejection: RecordRejection = lambda *_: None
+    record_rejected_caller: RecordRejectedCaller = lambda *_: None
     # Keeps audit records, to be sent again if Redis loses them.
     remember: Callable[[Iterable[Pair]], None] = lambda _: None
     passes_on: Callable[[], bool | None] = bool  # Whether all workers pass requests on; None if none was ever known.
@@ -104,7 +105,11 @@ class InferencePipeline:
         self.pending_requests, self.rejections = parts.pending_requests, parts.admission.rejections
         self.clock, self.error_responses = parts.clock, parts.error_responses
         self.events = RequestEvents(
-            parts.counters, combined_listener(parts.request_log, parts.traces), self.place, parts.demand_meter
+            parts.counters,
+            combined_listener(parts.request_log, parts.traces),
+            self.place,
+            parts.demand_meter,
+            parts.record_rejected_caller,
         )
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
         self._groups = SubmissionGroups(self.customer_limits.limits, parts.limits.meter, parts.residence)

@@ -84,11 +84,20 @@ def parse(presented: str) -> KeyParts | None:
     return parts
 
 
+class KnownCallerError(RequestError):
+    """A request of a known customer is rejected: it is suspended, or its key is revoked or expired."""
+
+    def __init__(self, code: ErrorCode, identity: Identity) -> None:
+        super().__init__(code)
+        self.identity = identity
+
+
 def verify(presented: str | KeyParts, snapshot: Snapshot, now: float, *, fresh: bool = True) -> Identity:
     """The identity that belongs to a key, which may be parsed already. `now` is seconds since the epoch.
 
     Raises RequestError: INVALID_API_KEY for a key that is malformed, unknown, wrong, revoked or expired; ACCOUNT_SUSPENDED;
-    and, unless `fresh`, CATALOG_UNAVAILABLE for an unknown key, which may be newer than the snapshot.
+    and, unless `fresh`, CATALOG_UNAVAILABLE for an unknown key, which may be newer than the snapshot. It is a
+    KnownCallerError if the secret is right.
     """
     parts = parse(presented) if isinstance(presented, str) else presented
     if parts is None:
@@ -98,8 +107,10 @@ def verify(presented: str | KeyParts, snapshot: Snapshot, now: float, *, fresh: 
     same = compare_digest(parts.secret_hash, _UNKNOWN_HASH if key is None else key.secret_hash)
     if key is None:
         raise RequestError(ErrorCode.INVALID_API_KEY if fresh else ErrorCode.CATALOG_UNAVAILABLE)
-    if not same or key.revoked or now >= key.expires_at:
+    if not same:
         raise RequestError(ErrorCode.INVALID_API_KEY)
+    if key.revoked or now >= key.expires_at:
+        raise KnownCallerError(ErrorCode.INVALID_API_KEY, key.identity)
     if key.suspended:
-        raise RequestError(ErrorCode.ACCOUNT_SUSPENDED)
+        raise KnownCallerError(ErrorCode.ACCOUNT_SUSPENDED, key.identity)
     return key.identity

@@ -126,6 +126,17 @@ async def test_a_customer(pool: Pool, servers: dict[str, str], db: Any, acme: st
     assert by_name.stdout.splitlines()[-2].split()[2:] == [failed[5], "gpu_timeout"]
 
 
+async def test_a_suspended_customer(servers: dict[str, str], db: Any, acme: str) -> None:
+    """It says who suspended it, and when; a later change of another column does not count."""
+    async with db.transaction():
+        await db.execute("SELECT set_config('tierlane.actor', 'ann', true)")
+        await db.execute("UPDATE customers SET status = 'suspended'")
+    await db.execute("UPDATE customers SET burst = 9")
+
+    shown = (await explain(acme, **servers)).stdout
+    assert "acme is suspended, by ann at 20" in shown
+
+
 async def test_a_customer_and_a_request_that_wait(pool: Pool, servers: dict[str, str], db: Any, acme: str) -> None:
     """The weight, share of GPU time, backlog and debt of the customer; the position of requests in queue and backlog."""
     found = [submission(pool, acme, burst=50.0) for _ in range(5)]

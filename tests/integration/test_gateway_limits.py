@@ -12,6 +12,7 @@ from gateway.inference.pipeline import InferencePipeline
 from gateway.openapi.endpoints import ENDPOINTS
 from integration.gateway_fixtures import Stack, accepted, lower, stack, tier
 from ledger.audit.queries import Usage
+from ledger.catalog.api_key import mint
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.batches import Outcome
 from scheduler.protocol.pool_view import CustomerGpuTime, GatewayStats
@@ -198,6 +199,28 @@ async def test_rejections_are_recorded(stack: Stack) -> None:
         (headers["x-request-id"], "/v1/inference", "customer-free", ErrorCode.QUOTA_EXCEEDED, Admission.QUOTA, 1.0),
         (later["x-request-id"], "/v1/inference", "customer-free", ErrorCode.NO_CAPACITY, None, 1.0),
     ]
+
+
+async def test_rejected_callers_are_recorded(stack: Stack) -> None:
+    """A revoked key and a suspended customer count by tier and code, and are kept with their ids; an unknown key does not."""
+    recorded: list[tuple[str, str, str, ErrorCode]] = []
+    refused: list[tuple[str, ErrorCode]] = []
+    gateway, returned = stack.gateway, list[str]()
+    gateway.rejection_log.note = lambda sent, identity, error, *_: recorded.append(  # type: ignore[method-assign]
+        (sent.id, sent.endpoint, identity.customer_id, error.code)
+    )
+    gateway._demand_meter.outcomes.refused = lambda tier, code: refused.append((tier, code))  # type: ignore[method-assign]
+    await stack.infer()  # The connection knows its headers from here on.
+    for key in ({"revoked": True}, {"suspended": True}):
+        stack.catalog.set(key=key)
+        returned += [(await stack.infer(**more))[2]["x-request-id"] for more in ({}, {"Prefer": "wait=1"})]
+    await stack.infer(Authorization=f"Bearer {mint().text}")
+
+    codes = [ErrorCode.INVALID_API_KEY] * 2 + [ErrorCode.ACCOUNT_SUSPENDED] * 2
+    assert recorded == [
+        (name, "/v1/inference", "customer-free", code) for name, code in zip(returned, codes, strict=True)
+    ]
+    assert refused == [("free", code) for code in codes]
 
 
 async def test_a_quota_of_tokens_and_of_money(stack: Stack) -> None:

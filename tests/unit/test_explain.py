@@ -125,10 +125,14 @@ def test_the_lowest_factor_of_several_gateways_is_shown() -> None:
 
 def test_suspension_and_shadow_are_reasons() -> None:
     """They change the meaning of all limits, so they are first and last."""
-    suspended = CustomerRecord(Customer(CUSTOMER_ID, "acme", "free", True, (100.0, 20.0, 80, None), 2000))
+    customer = Customer(CUSTOMER_ID, "acme", "free", True, (100.0, 20.0, 80, None), 2000)
+    suspended = CustomerRecord(customer, suspension="by ann at 2026-11-30 09:12:00 UTC")
     why = explained(row=suspended, tiers=(*TIERS[:2], tier("free", 3, 0.1, shadow=True))).why
 
-    assert "account_suspended" in why[0]
+    assert why[0] == (
+        "acme is suspended, by ann at 2026-11-30 09:12:00 UTC: every request is rejected with account_suspended until "
+        "`tierlane customer activate acme`."
+    )
     assert "shadow" in why[-1]
 
 

@@ -7,11 +7,13 @@ reading the hundred thousand others.
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC
 from time import time
 from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
+import msgspec
 import typer
 from redis.asyncio import Redis
 
@@ -49,6 +51,13 @@ from tierlane.settings.model import Settings
 
 # Where a customer has the id of another one as its name, the id applies.
 _CUSTOMER_ID = "SELECT id::text FROM customers WHERE name = $1 OR id::text = $1 ORDER BY id::text = $1 DESC LIMIT 1"
+
+_SUSPENSION = """
+SELECT changed_by, changed_at FROM config_changes
+WHERE table_name = 'customers' AND row_key = $1
+  AND new->>'status' = 'suspended' AND old->>'status' IS DISTINCT FROM 'suspended'
+ORDER BY id DESC LIMIT 1
+"""
 
 NAME = "tierlane-explain"
 SHARE_S = 60
@@ -94,6 +103,11 @@ async def read_rows(connection: Connection, name: str) -> Rows:
         with suppress(asyncpg.QueryCanceledError):
             found = await find_gpu_share(connection, row.customer.id, SHARE_S, tier=row.customer.tier)
             share = found.gpu_ms / found.total_gpu_ms if found.total_gpu_ms else None
+        if row.customer.suspended:
+            with suppress(asyncpg.PostgresError):  # The role may not be allowed to read the changes.
+                if change := await connection.fetchrow(_SUSPENSION, row.customer.id):
+                    suspension = f"by {change['changed_by']} at {change['changed_at'].astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+                    row = msgspec.structs.replace(row, suspension=suspension)
     return Rows(tiers, models, row, share, cells, failed)
 
 

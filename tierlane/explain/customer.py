@@ -26,11 +26,12 @@ from tierlane.explain.request import limit_words
 
 
 class CustomerRecord(msgspec.Struct, frozen=True):
-    """A customer in PostgreSQL: `own` names the limits that are its own, not its tier's."""
+    """A customer in PostgreSQL: `own` names the limits that are its own, not its tier's. `suspension`: by whom and when, if known."""
 
     customer: Customer
     own: frozenset[str] = frozenset()
     keys: tuple[Identity, ...] = ()  # Valid keys with a limit, models or quotas of their own.
+    suspension: str = ""
 
     def key_quotas(self) -> dict[str, tuple[str, int]]:
         """The quotas of its keys by name, with the key and the amount; a rotated key shares those of its successor."""
@@ -134,7 +135,7 @@ def explain_customer(
         key_quotas={} if row is None else _key_quotas(row),
         queues=queues,
         factor=factor,
-        why=_reasons(customer, pool, parts, capacity),
+        why=_reasons(row, pool, parts, capacity),
         limits=_lines(row, None if seen is None else 1.0 if factor is None else factor, left) if row else [],
         capacity=capacity,
         tiers=parts,
@@ -167,14 +168,19 @@ def past(refusal: RejectionRecord) -> PastRefusal:
 
 
 def _reasons(
-    customer: Customer | None,
+    row: CustomerRecord | None,
     pool: Pool,
     parts: Sequence[TierPart],
     capacity: PoolCapacity | None,
 ) -> list[str]:
     said: list[str] = []
-    if customer and customer.suspended:
-        said.append(f"{customer.name} is suspended: every request is rejected with account_suspended.")
+    customer = row.customer if row else None
+    if row is not None and row.customer.suspended:
+        since = f", {row.suspension}" if row.suspension else ""
+        said.append(
+            f"{row.customer.name} is suspended{since}: every request is rejected with account_suspended until "
+            f"`tierlane customer activate {row.customer.name}`."
+        )
     if capacity is not None and pool.observation is not None:
         named = [part.name for part in parts if customer is None or part.name == customer.tier]
         said += [why(name, parts, capacity) for name in named]

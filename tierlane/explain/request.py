@@ -50,6 +50,8 @@ _UNASKED: dict[str, str] = {
     ErrorCode.BACKPRESSURE: "the memory limit of Redis",
     ErrorCode.QUEUE_FULL: "the gateway's own queue, since more requests arrived than it could submit",
     ErrorCode.DRAINING: "no limit: its gateway was shutting down",
+    ErrorCode.ACCOUNT_SUSPENDED: "no limit: the customer was suspended",
+    ErrorCode.INVALID_API_KEY: "no limit: its key was revoked or had expired",
 }
 
 _ADVICE: dict[str, str] = {
@@ -69,6 +71,8 @@ _ADVICE: dict[str, str] = {
     ErrorCode.NO_CAPACITY: "Retry when a GPU is healthy again; /internal/health shows why none is.",
     ErrorCode.MODEL_TOO_SLOW: "Raise TIERLANE_GPU_TIMEOUT_MS and TIERLANE_TOTAL_REQUEST_MS, or give the model a faster device.",
     ErrorCode.DRAINING: "Retry: another gateway accepts it.",
+    ErrorCode.ACCOUNT_SUSPENDED: "`tierlane customer activate NAME`, once the reason of the suspension is resolved.",
+    ErrorCode.INVALID_API_KEY: "Use a valid key: `tierlane key list CUSTOMER` shows its keys, `tierlane key create` makes one.",
 }
 
 _ALWAYS = ("customer_id", "key_id", "tier", "code", "outcome", "factor", "remaining", "depth", "retry_after_ms")
