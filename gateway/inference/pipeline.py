@@ -229,25 +229,24 @@ class InferencePipeline:
 
         `large`: its chat, if that becomes a file beside Redis. Raises RequestError if it is rejected before; then nothing is pending.
         """
-        parts, tier = self._parts, pending.submission.tier
-        direct = parts.direct.active
+        parts, direct = self._parts, self._parts.direct.active
         if direct and pending.submission.idempotency:  # Only Redis knows whether it ran before.
             if not parts.direct.redis_answers:
                 raise RequestError(ErrorCode.NO_CAPACITY, KEY_UNKNOWN)
             direct = False
         if not direct and parts.limits.model_too_slow:
-            self._count_rejection(tier)
+            self._count_rejection(pending)
             raise RequestError(ErrorCode.MODEL_TOO_SLOW)
         if not direct and parts.limits.no_gpu(pending.started):
-            self._count_rejection(tier)
+            self._count_rejection(pending)
             raise RequestError(ErrorCode.NO_CAPACITY, NO_GPU)
         if not direct and parts.limits.short_of_memory:
-            self._count_rejection(tier)
+            self._count_rejection(pending)
             raise RequestError(ErrorCode.BACKPRESSURE)
         if large:
             store_chat(pending.id, large, parts.body_store)
         if not (self._submit_directly(pending) if direct else self._submit(pending)):
-            self._count_rejection(tier)
+            self._count_rejection(pending)
             raise RequestError(ErrorCode.QUEUE_FULL)
 
     def _submit(self, pending: PendingRequest) -> bool:
@@ -271,10 +270,11 @@ class InferencePipeline:
                 return False
         return True
 
-    def _count_rejection(self, tier: str) -> None:
-        """Count a request that was rejected without a call of admission: it is unserved demand."""
-        self._parts.demand_meter.passed(tier)
-        self._parts.demand_meter.shed(tier)
+    def _count_rejection(self, pending: PendingRequest) -> None:
+        """Count a request, or each of its list, that was rejected without a call of admission: it is unserved demand."""
+        for each in pending.together or (pending,):
+            self._parts.demand_meter.passed(each.submission.tier)
+            self._parts.demand_meter.shed(each.submission.tier)
 
     def leave(self, pending: PendingRequest) -> None:
         """Remove a request whose response is no longer needed; cancel it if it has no outcome."""
@@ -312,11 +312,13 @@ class InferencePipeline:
             if outcome.outcome is Admission.ELSEWHERE:
                 raise CustomerMoved(outcome.stored_id)
             raise self._count_shed(
-                identity, self.customer_limits.rejection_error(identity, outcome, base_limit_allows=base_limit_allows)
+                identity,
+                self.customer_limits.rejection_error(identity, outcome, base_limit_allows=base_limit_allows),
+                pending,
             )
         if isinstance(outcome, ErrorCode):
             why = self._parts.direct.why_refused() if outcome is ErrorCode.NO_CAPACITY else None
-            raise self._count_shed(identity, RequestError(outcome, why))
+            raise self._count_shed(identity, RequestError(outcome, why), pending)
         if outcome.served_from != "cache":  # For a cached reply the verdict had the final charge.
             self.customer_limits.settle(identity, pending.submission.tokens - outcome.tokens_used)
         if outcome.state != State.COMPLETED:
@@ -325,9 +327,16 @@ class InferencePipeline:
         self._parts.demand_meter.answered(identity.tier, (now - pending.started) * 1000, now)
         return outcome
 
-    def _count_shed(self, identity: Identity, error: RequestError) -> RequestError:
+    def _count_shed(self, identity: Identity, error: RequestError, pending: PendingRequest) -> RequestError:
+        """Count a failed request and the members of its list after it, which fail with it, and are judged only here."""
+        members = pending.together or (pending,)
+        after = members[members.index(pending) + 1 :]
+        for each in after:
+            if each.verdict is not None:
+                self.customer_limits.judged(identity, each.submission, each.verdict)
         if is_capacity_rejection(error.code):
-            self._parts.demand_meter.shed(identity.tier)
+            for _ in range(1 + len(after)):
+                self._parts.demand_meter.shed(identity.tier)
         return error
 
     async def reply(self, call: InferenceCall, pending: PendingRequest, outcome: Outcome) -> Reply:

@@ -1,6 +1,7 @@
 """Each limit of a customer as a client sees it, against a real Redis: status, code, wait, headers, and `GET /v1/me`."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -221,6 +222,30 @@ async def test_rejected_callers_are_recorded(stack: Stack) -> None:
         (name, "/v1/inference", "customer-free", code) for name, code in zip(returned, codes, strict=True)
     ]
     assert refused == [("free", code) for code in codes]
+
+
+async def test_each_input_of_a_rejected_list_counts(stack: Stack) -> None:
+    """As arrival, as demand and as rejection: with and without a call of admission."""
+    counted: dict[str, int] = dict.fromkeys(("arrived", "passed", "shed"), 0)
+
+    def counter(name: str) -> Callable[..., None]:
+        def count(*_: object) -> None:
+            counted[name] += 1
+
+        return count
+
+    for name in counted:
+        setattr(stack.gateway._demand_meter, name, counter(name))
+    stack.catalog.set(tiers=(tier("free", 3, 0.1, max_queue_depth=1),))
+    url, body = f"{stack.url}/v1/completions", {"model": "tiny", "prompt": ["a", "b", "c"]}
+    returned: list[str] = []
+    for no_gpu in (False, True):
+        stack.gateway.limits.no_gpu = lambda now, no_gpu=no_gpu: no_gpu  # type: ignore[misc]
+        async with stack.http.post(url, json=body, headers=stack.key()) as response:
+            returned.append((await response.json())["error"]["code"])
+
+    assert returned == ["queue_full", "no_capacity"]
+    assert counted == dict.fromkeys(counted, 6)
 
 
 async def test_a_quota_of_tokens_and_of_money(stack: Stack) -> None:

@@ -272,7 +272,8 @@ def test_rejections_for_lack_of_capacity(
         ([("acme", 60), *OTHERS], 100, "; 60% of the rejected requests are of customer acme (id-acme)."),
         ([("acme", 40), *OTHERS], 100, ""),  # Of many customers, gateways publish only some.
         ([("acme", 40), ("zeta", 45), ("beta", 20)], 100, ""),
-        ([("acme", 0)], 100, ""),  # An older gateway does not report its id.
+        ([("acme", 0), ("zeta", 0)], 100, ""),  # An older gateway does not report its id.
+        ([("acme", 90)], 100, ""),  # The only customer of the tier.
     ],
 )
 def test_the_customer_of_most_rejected_requests_is_named(
@@ -288,6 +289,11 @@ def test_the_customer_of_most_rejected_requests_is_named(
         assert finding.reason is not None
         assert ("; " in finding.reason, finding.reason.endswith(named)) == (bool(named), True)
         assert ("limits of acme with" in finding.action) == bool(named)
+    for capacity_rps in (310.0, 200.0):  # With the lost one the capacity is 620/s, and 400/s, which is the demand.
+        lost = shedding(tier, results, capacity_rps, (LostWorker("w", AT_14_02),), healthy_gpus=1, gateways=gateways)  # type: ignore[arg-type]
+        assert "of customer acme" not in (lost.reason or "")
+    lost = shedding(tier, results, 100.0, (LostWorker("w", AT_14_02),), healthy_gpus=1, gateways=gateways)  # type: ignore[arg-type]
+    assert ("of customer acme" in (lost.reason or "")) == bool(named)
 
 
 @pytest.mark.parametrize(

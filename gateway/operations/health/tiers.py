@@ -149,8 +149,13 @@ class Sender(NamedTuple):
 
 
 def _most_rejected(results: Mapping[str, TierResult], gateways: Sequence[GatewayStats]) -> Sender | None:
-    """The customer of at least half of the rejected and failed requests of these tiers in the last minute, if there is one."""
+    """The customer of at least half of the rejected and failed requests of these tiers in the last minute, if there is one.
+
+    None if no other customer sends requests: then its share is no information.
+    """
     customers = [each for tier in results for each in tier_gpu_time(tier, gateways).customers]
+    if len({each.name for each in customers}) == 1:
+        return None
     most = max(customers, key=lambda each: each.unmet, default=None)
     if most is None or not most.customer_id:
         return None
@@ -168,12 +173,14 @@ def shedding(
     capacity_rps: float,
     losses: Sequence[LostWorker],
     *,
+    healthy_gpus: int = 0,
     obstacle: Obstacle | None = None,
     gateways: Sequence[GatewayStats] = (),
 ) -> HealthFinding:
     """Whether requests of a tier are rejected for lack of capacity, and why.
 
     `obstacle`: a cause that affects all requests. Without it, the cause is a loss of workers, the capacity or the queue length.
+    After a loss, a customer is named only if the demand exceeds the capacity of the `healthy_gpus` with the lost ones.
     """
     shares = {name: _rejected_share(tier, results[name].outcomes) for name, tier in tiers.items()}
     shed = {name: share for name, share in shares.items() if share >= MIN_SHED_SHARE}
@@ -192,6 +199,8 @@ def shedding(
         more = f" and {len(losses) - 1} more" if len(losses) > 1 else ""
         since = f"since {losses[-1].worker}{more} {verb} lost at {at:%H:%M} UTC"
         code, cause, about = "capacity_lost", f"{figures} {since}", shortened([e.worker for e in losses], NAMED_WORKERS)
+        if demand_rps * healthy_gpus <= capacity_rps * (healthy_gpus + len(losses)):
+            sender = None
     elif sender is not None:
         code, cause, about = "capacity_exceeded", figures, sender.name
     elif capacity_rps < demand_rps:
