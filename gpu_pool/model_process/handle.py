@@ -106,6 +106,7 @@ class ModelProcess:
         self.resized: Callable[[], None] = lambda: None
         """Called when the number of slots changed."""
         self._fatal: Fatal | None = None
+        self._given_up = ""  # Why the worker killed it.
         self._closing = False
         self.progress_at = time.monotonic()
         self.lost = asyncio.Event()
@@ -141,6 +142,8 @@ class ModelProcess:
         """One sentence, once `lost` is set."""
         if self._fatal is not None:
             return self._fatal.message
+        if self._given_up:
+            return self._given_up
         code = self._process.returncode
         if code is None:
             return "The model process closed its connection."
@@ -210,6 +213,7 @@ class ModelProcess:
 
     def give_up(self, error: TierlaneError) -> None:
         """Kill it, and make all calls in progress raise `error` now: the end of the process may take long."""
+        self._given_up = str(error)
         self.kill()
         self._fail(error)
 

@@ -91,7 +91,7 @@ class ModelSupervisor:
     async def _run(self) -> None:
         while not self._stopping:
             self._quarantine_s, self._good_batches = 0.0, 0
-            ready_at = None
+            ready_at = lost = None
             try:
                 launch = replace(self._launch, slots=self._slots)
                 process = self._process = await ModelProcess.spawn(launch, self._availability_changed)
@@ -104,7 +104,7 @@ class ModelSupervisor:
                 self._set(_availability(process))
                 log.info("model ready", backend=self._launch.backend, version=self.version, pid=process.pid)
                 await process.lost.wait()
-                self._slots = process.slots
+                self._slots, lost = process.slots, process
             except StartError as error:
                 # If the model was ready before, even this may be temporary: retry.
                 self.start_error, self.reason = None if self.version else error, str(error)
@@ -113,12 +113,15 @@ class ModelSupervisor:
             except OSError as error:
                 log.warning("model process cannot be started", error=str(error))
             except ModelLost:
-                pass  # Logged below, with the reason for the end of the process.
+                lost = self._process
             ready_s = None if ready_at is None else time.monotonic() - ready_at
             self._set(self.status if self._quarantine_s or self._respawn.failed else "down")
             await self._end_process()
             if self.start_error is not None:
                 return
+            if lost is not None and not (self._stopping or self._quarantine_s):  # Its exit code is known once it has ended.
+                self.reason, self.cause = lost.why_lost, ""
+                self._changed()
             delay_s = self._respawn.ended(ready_s, self._good_batches)
             if self._respawn.failed and self.status != "failed":
                 log.error("model does not load; it is retried rarely from now on")

@@ -53,8 +53,12 @@ async def test_batches_run_and_heartbeats_report_what_was_measured(pool: Pool, s
     assert await pool.inflight() == {}
 
 
+async def reports(pool: Pool, reason: str) -> bool:
+    return [worker.reason for worker in (await pool.presence.observe([])).workers] == [reason]
+
+
 async def test_killed_model_process_costs_one_attempt(pool: Pool, start_worker: StartWorker) -> None:
-    """The loss is reported before the next regular heartbeat; the batch runs again in halves in a new process."""
+    """The loss is reported before the next regular heartbeat, with its reason; the batch runs again in halves in a new process."""
     worker = await start_worker(backend="simulated:500", heartbeat_ms=2000)
     await worker.reaches("ready")
     ids = await batch(pool, "hello", "world")
@@ -65,6 +69,8 @@ async def test_killed_model_process_costs_one_attempt(pool: Pool, start_worker: 
     os.kill(lost, signal.SIGKILL)
 
     await worker.reaches("down", timeout_s=1.5)
+    reported = "The model process was ended by signal 9."
+    await eventually(lambda: reports(pool, reported), "the worker reports the end of its model", 1.5)
     results = await replies(pool, ids)
     assert [(r.output, r.batch_size, r.attempts) for r in results] == [("olleh", 1, 2), ("dlrow", 1, 2)]
     assert worker.model_pid not in {None, lost}
