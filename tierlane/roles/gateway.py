@@ -111,7 +111,13 @@ def raise_file_limit(wanted: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed != resource.RLIM_INFINITY and allowed < wanted + SPARE_FILES:
-        log.warning("few_files", allowed=allowed, wanted=wanted + SPARE_FILES)
+        log.warning(
+            "few_files",
+            allowed=allowed,
+            wanted=wanted + SPARE_FILES,
+            effect=f"The limit of open files allows about {max(0, allowed - SPARE_FILES)} of {wanted} connections.",
+            action="Raise `ulimit -n`, or LimitNOFILE in the systemd unit; or lower TIERLANE_MAX_CONNECTIONS.",
+        )
 
 
 async def _serve(settings: Settings, name: str) -> int:

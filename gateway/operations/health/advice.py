@@ -90,7 +90,9 @@ ADVICE: dict[str, ProblemAdvice] = {
         "TierlaneClientsRetry",
     ),
     "tier_paused": ProblemAdvice(
-        "Run `tierlane queue resume TIER` for {about} when the pause is over.", "TierlaneTierPaused"
+        "Run `tierlane queue resume TIER` for {about} when the pause is over; `tierlane config-changes --table tiers` says who "
+        "paused it, and when.",
+        "TierlaneTierPaused",
     ),
     "no_gpu": ProblemAdvice(
         "Start a worker. If workers run, check that they use this Redis and this pool (TIERLANE_REDIS_URL, TIERLANE_POOL).",
@@ -112,12 +114,14 @@ ADVICE: dict[str, ProblemAdvice] = {
         _NO_CAPACITY,
     ),
     "gpu_lost": ProblemAdvice(
-        "Check the process and the host of {about}, and restart the worker. Its batches run again on other workers.",
+        "Check the process and the host of {about} (`ps` shows T if it is suspended: `kill -CONT PID`), and restart the "
+        "worker. Its batches run again on other workers.",
         "TierlaneGpuLost",
         _NO_CAPACITY,
     ),
     "model_failed": ProblemAdvice(
-        "Read the log of {about} from its start; `tierlane check model` shows why a model does not load.",
+        "The worker restarts its model process by itself. If that repeats or takes long, read the log of {about}; "
+        "`tierlane check model SPEC` runs the model alone.",
         "TierlaneGpuLost",
         _NO_CAPACITY,
     ),
@@ -146,12 +150,14 @@ ADVICE: dict[str, ProblemAdvice] = {
         "If it repeats, read the log of {about} for the exit code of the model process.", "TierlaneRequestsRunTwice"
     ),
     "no_scheduler": ProblemAdvice(
-        "Start a scheduler, or restart the suspended one; requests stay in Redis meanwhile.",
+        "Start a scheduler, or resume a suspended one (`ps` shows T, `kill -CONT PID`); requests stay in Redis meanwhile.",
         "TierlaneNoScheduler",
         "All requests get 504 queue_timeout.",
     ),
     "gateway_lost": ProblemAdvice(
-        "Start another gateway, and read the last log lines of {about}. The notice ends when another one serves.",
+        "If the process of {about} exists but is suspended (`ps` shows T), it still holds the port and clients may hang: "
+        "`kill -CONT PID` resumes it, `kill -KILL PID` ends it. If it is gone, start another gateway, and read its last log "
+        "lines. The notice ends when another one serves.",
         "TierlaneGatewayGone",
     ),
     "gateway_stopping": ProblemAdvice("No action: the load balancer uses the other gateways.", "TierlaneGatewayGone"),
@@ -163,12 +169,14 @@ ADVICE: dict[str, ProblemAdvice] = {
         "Find the other client that writes to this Redis (`CLIENT LIST`), and stop it.", "TierlaneForeignRedisClient"
     ),
     "redis_unavailable": ProblemAdvice(
-        "Start Redis if it is down; otherwise check its load (`SLOWLOG GET`) and the network.",
+        "Start Redis if it is down; resume it if it is suspended (`ps` shows T, `kill -CONT PID`); otherwise check its load "
+        "(`SLOWLOG GET`) and the network.",
         "TierlaneBlind",
         _NO_CAPACITY,
     ),
     "redis_not_responding": ProblemAdvice(
-        "Start Redis if it is down; otherwise check its load (`SLOWLOG GET`) and the network.", "TierlaneBlind"
+        "Start Redis if it is down; resume it if it is suspended (`ps` shows T, `kill -CONT PID`); otherwise check its load "
+        "(`SLOWLOG GET`) and the network.", "TierlaneBlind"
     ),
     "direct_mode": ProblemAdvice(
         "Restore Redis: direct calls have no queues, and each gateway applies the limits by itself.", "TierlaneBlind"
@@ -183,10 +191,12 @@ ADVICE: dict[str, ProblemAdvice] = {
         "All requests get 503 catalog_unavailable.",
     ),
     "catalog_stale": ProblemAdvice(
-        "Start PostgreSQL if it is down; otherwise check the network and its connection limit.", "TierlaneCatalogStale"
+        "Start PostgreSQL if it is down; resume it if it is suspended (`ps` shows T, `kill -CONT PID`); otherwise check the "
+        "network and its connection limit.", "TierlaneCatalogStale"
     ),
     "catalog_expired": ProblemAdvice(
-        "Start PostgreSQL if it is down; otherwise check the network and its connection limit.",
+        "Start PostgreSQL if it is down; resume it if it is suspended (`ps` shows T, `kill -CONT PID`); otherwise check the "
+        "network and its connection limit.",
         "TierlaneCatalogStale",
         "All requests get 503 catalog_unavailable.",
     ),

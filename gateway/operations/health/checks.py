@@ -280,7 +280,8 @@ def _redis(inputs: HealthInputs) -> HealthFinding:
     if age_s is None:
         reason = f"Redis has not responded yet: {_clause(inputs.redis_problem, 'this gateway has just started')}."
     else:
-        reason = f"Redis last responded {age_s:.1f} s ago: {_clause(inputs.redis_problem, 'no error was reported')}."
+        why = _clause(inputs.redis_problem, "no error was reported")
+        reason = f"Redis is not responding: {why}; it last responded {age_s:.1f} s ago."
     # One failed read is not an outage; failures for two seconds are.
     if age_s is not None and age_s <= STALE_OBSERVATION_S:
         return problem("redis_not_responding", "redis:look_age", "datastore", "degraded", age_s, "s", reason)
