@@ -31,6 +31,16 @@ async def test_a_queued_request_is_cancelled(pool: Pool) -> None:
     assert "cmdstat_lrem" not in await pool.client.info("commandstats")
 
 
+async def test_a_request_that_was_never_started_has_a_queue_timeout_at_its_deadline(pool: Pool) -> None:
+    """If it waits for longer than its queue timeout, as without a scheduler; before that, it is the deadline."""
+    (aged,) = await pool.overdue(await pool.queue(1))
+    (young,) = await pool.queue(1)
+
+    replies = await pool.terminations.cancel([(each, ErrorCode.DEADLINE_EXCEEDED) for each in (aged, young)])
+
+    assert [reply.error_code for reply in replies if reply] == ["queue_timeout", "deadline_exceeded"]
+
+
 async def test_a_running_request_is_not_cancelled(pool: Pool) -> None:
     """The batch is finished, and the gateway discards the result."""
     (member,) = (await pool.running(1)).requests
