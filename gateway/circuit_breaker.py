@@ -9,6 +9,7 @@ itself has no I/O and no clock. For Redis, admission and the heartbeat report th
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -30,6 +31,8 @@ MAX_TRIES = 4
 """The maximum number of attempts of one admission call."""
 SUSPENDED_S = 0.2
 """A longer interval between two updates, which run every 25 ms, means that the process was suspended."""
+LONG_SUSPENDED_S = 1.0
+"""After a longer one, what was last observed is too old for a verdict."""
 
 
 class BreakerState(StrEnum):
@@ -151,6 +154,7 @@ class RedisWatch:
         self._on_change = on_change
         self._probe: asyncio.Task[None] | None = None
         self._updated_at = clock()
+        self._resumed_at = -math.inf
         self.breaker = Breaker()
 
     @property
@@ -192,7 +196,14 @@ class RedisWatch:
         """After a suspension of this process, its calls are overdue although Redis may have replied long ago."""
         if now - self._updated_at > SUSPENDED_S:
             self.breaker.process_was_suspended(now)
+        if now - self._updated_at > LONG_SUSPENDED_S:
+            self._resumed_at = now
         self._updated_at = now
+
+    def resumed_at(self) -> float:
+        """When this process last resumed from a long suspension; minus infinity if it never was suspended."""
+        self._check_suspended(self._clock())
+        return self._resumed_at
 
     async def _run_probe(self) -> None:
         try:

@@ -59,6 +59,16 @@ async def test_health_follows_the_workers(stack: Stack) -> None:
     assert set(document["tiers"]) == {"enterprise", "paid", "free"}
 
 
+async def test_a_gateway_that_was_suspended_gives_no_verdict_on_redis(stack: Stack) -> None:
+    """It waits for a new observation: the last one is as old as its own suspension."""
+    heartbeat, watch = stack.gateway.heartbeat, stack.gateway.watch
+    heartbeat.observed_at -= 60
+    watch._updated_at -= 60
+
+    status, document = await stack.internal("/internal/health")
+    assert (status, document["checks"]["redis:look_age"][0]["status"]) == (200, "pass")
+
+
 async def test_health_follows_the_outcomes_of_requests(stack: Stack) -> None:
     """Three failures are down with their cause; once another tier is served, it is degraded. Bad inputs do not count."""
     stack.worker.answerer = lambda member: Outcome(member.id, "poison_request", 1.0, 0, "v1", "")

@@ -1,5 +1,6 @@
 """Collects the inputs of the health checks for every pool."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -23,6 +24,9 @@ from scheduler.errors import RedisUnavailable
 
 AWAY_S = 2.0
 """How long PostgreSQL must not answer the catalog, which asks every second, before it is away: a reconnect takes less."""
+
+RESUMING_S, RESUMING_STEP_S = 2.0, 0.02
+"""For how long new observations are waited for after a suspension of this process."""
 
 
 class CollectedHealth(NamedTuple):
@@ -65,10 +69,19 @@ class HealthCollector:
     async def collect(self) -> dict[str, CollectedHealth]:
         """Check every pool that a model names; the gateway's own is first."""
         found: dict[str, CollectedHealth] = {}
+        resumed_at = max(parts.watch.resumed_at() for parts in self._pools.named)
+        while time.monotonic() < resumed_at + RESUMING_S and not self._observed_since(resumed_at):
+            await asyncio.sleep(RESUMING_STEP_S)
         for parts in self._pools.named:
             inputs = await self._inputs(parts)
             found[parts.config.place] = CollectedHealth(inputs, health(inputs))
         return found
+
+    def _observed_since(self, at: float) -> bool:
+        """Whether Redis and PostgreSQL responded later than `at`, where they ever did. Older observations are no evidence."""
+        catalog, beats = self._catalog, [parts.heartbeat for parts in self._pools.named]
+        confirmed = catalog.snapshot is None or catalog.bad_row or catalog.age_s() <= time.monotonic() - at
+        return confirmed and all(beat.observation is None or beat.observed_at >= at for beat in beats)
 
     def urgent_state(self) -> object:
         """State whose changes are published at once; equal as long as nothing changed."""
