@@ -90,7 +90,10 @@ async def test_a_customer(pool: Pool, servers: dict[str, str], db: Any, acme: st
     await reject(pool, "another customer")
     for number in range(4):
         await pool.worker_beats(f"w{number}")
-    await pool.worker_beats("w4", "down")
+    await pool.worker_beats("w4", "cordoned")
+    async with db.transaction():
+        await db.execute("SELECT set_config('tierlane.actor', 'ann', true)")
+        await db.execute("INSERT INTO cordons (worker, reason) VALUES ('w4', 'ticket 4711')")
     await pool.presence.gateway_beat(STATS)
     failed = await add_requests(db, acme, 10)
     key_id = await db.fetchval("SELECT id FROM api_keys")
@@ -104,6 +107,7 @@ async def test_a_customer(pool: Pool, servers: dict[str, str], db: Any, acme: st
     assert (by_name.exit_code, by_name.stderr) == (0, "")
     assert [row["request_id"] for row in json.loads(by_id.stdout)["refusals"]] == [request_id]
     assert "free has 40 % of its base limits: 4 of 5 GPUs are healthy, capacity 320/s; " in by_name.stdout
+    assert "Not healthy: w4 is cordoned (by ann: ticket 4711), last seen " in by_name.stdout
     document = json.loads(by_id.stdout)
     limits = {
         "key" if line["of"] == "key" else line["limit"]: (line["base"], line["of"], line["effective"], line["left"])

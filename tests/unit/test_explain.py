@@ -160,7 +160,7 @@ def test_without_postgresql_the_pool_is_explained() -> None:
     """Every tier has its reason, and the customer has no limits."""
     explanation = explained(asked=CUSTOMER_ID, row=None, tiers=(), left=None, not_read=["PostgreSQL is away."])
 
-    assert [words.split(" ", 1)[0] for words in explanation.why] == ["enterprise", "paid", "free", "Capacity"]
+    assert [words.split(" ", 1)[0] for words in explanation.why] == ["enterprise", "paid", "free", "Not", "Capacity"]
     assert (explanation.customer, explanation.tier, explanation.limits) == (CUSTOMER_ID, None, [])
     assert [(tier.priority, tier.guaranteed_share, tier.guaranteed_rps) for tier in explanation.tiers] == [
         (None,) * 3

@@ -5,7 +5,7 @@ reading the hundred thousand others.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC
 from time import time
@@ -25,11 +25,12 @@ from ledger.catalog.loader import (
     in_snapshot,
     models_from,
     read_cells,
+    read_cordons,
     readable,
     tiers_from,
 )
 from ledger.catalog.quotas import BadCatalogRow
-from ledger.catalog.snapshot import CellRow, Model, Tier
+from ledger.catalog.snapshot import NO_CORDONS, CellRow, Model, Tier, WorkerCordon
 from ledger.postgres import Connection
 from ratelimit.limits import LIMIT_COLUMNS, RemainingLimits, effective
 from scheduler.cells.places import cell_urls, cells_of
@@ -76,6 +77,7 @@ class Rows(NamedTuple):
     gpu_share: float | None = None  # None: not read in time, or no GPU time was used.
     cells: tuple[CellRow, ...] = ()
     failed: list[FailedRequest] | None = None  # Of the last hour; None: not read in time.
+    cordons: Mapping[str, WorkerCordon] = NO_CORDONS
 
     def homes(self) -> tuple[str, ...]:
         """The cells of the customer."""
@@ -94,7 +96,7 @@ async def read_rows(connection: Connection, name: str) -> Rows:
             models, tiers = tuple(models_from(model_rows).values()), tiers_from(tier_rows)
         customer_id = await connection.fetchval(_CUSTOMER_ID, name)
         row = await _customer_row(connection, SnapshotBuild(tiers), customer_id) if customer_id else None
-        cells = await read_cells(connection)
+        cells, cordons = await read_cells(connection), await read_cordons(connection)
     share: float | None = None
     failed: list[FailedRequest] | None = None
     if row is not None:
@@ -108,7 +110,7 @@ async def read_rows(connection: Connection, name: str) -> Rows:
                 if change := await connection.fetchrow(_SUSPENSION, row.customer.id):
                     suspension = f"by {change['changed_by']} at {change['changed_at'].astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
                     row = msgspec.structs.replace(row, suspension=suspension)
-    return Rows(tiers, models, row, share, cells, failed)
+    return Rows(tiers, models, row, share, cells, failed, cordons)
 
 
 async def _customer_row(connection: Connection, build: SnapshotBuild, customer_id: str) -> CustomerRecord:
@@ -190,7 +192,7 @@ async def _customer(settings: Settings, name: str, refusals: int) -> CustomerExp
         not_read.append(_without(error, "factors, what is left, and rejections"))
     if len(not_read) == 2:
         raise VerbError("\n".join(not_read))
-    pool = Pool(settings.pool, rows.tiers, rows.models, state.observation)
+    pool = Pool(settings.pool, rows.tiers, rows.models, state.observation, rows.cordons)
     return explain_customer(
         name,
         rows.row,

@@ -1,11 +1,12 @@
 """The limits of a customer: base, factor and its cause, what is in force, what is left. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from gateway.operations.health.worker_problems import worker_problems
 from ledger.audit.queries import FailedRequest
-from ledger.catalog.snapshot import Customer, Identity, Model, Tier
+from ledger.catalog.snapshot import NO_CORDONS, Customer, Identity, Model, Tier, WorkerCordon
 from ratelimit.limit_figures import limit_figures
 from ratelimit.limits import NO_BUCKET, RemainingLimits, effective
 from ratelimit.quotas import key_of, quota_title, quota_words, shown_amount, without_key
@@ -96,6 +97,7 @@ class Pool(msgspec.Struct, frozen=True):
     tiers: Sequence[Tier] = ()
     models: Sequence[Model] = ()
     observation: Observation | None = None
+    cordons: Mapping[str, WorkerCordon] = NO_CORDONS
 
 
 def explain_customer(
@@ -185,6 +187,8 @@ def _reasons(
         named = [part.name for part in parts if customer is None or part.name == customer.tier]
         said += [why(name, parts, capacity) for name in named]
         said += [words for name in named if (words := apart(name, gateways_of(name, pool.observation)))]
+        if unhealthy := [worker for worker in pool.observation.workers if not worker.healthy]:
+            said.append(f"Not healthy: {worker_problems(unhealthy, pool.cordons)}.")
         said.append(capacity_words(capacity))
     elif pool.observation is not None:
         said.append("No gateway is running, so no factor is in force.")
