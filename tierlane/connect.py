@@ -3,8 +3,9 @@
 Each uses one short connection, whose faults are one sentence.
 """
 
+import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,8 @@ from scheduler.errors import TierlaneError
 from tierlane.settings.model import Settings, SettingsError
 
 STACK_FILE = "stack.json"
+LOCK_FILE = "lock"
+"""It has the PID of `tierlane up`, from its start on."""
 
 CONNECT_TIMEOUT_S = 5.0
 STATEMENT_TIMEOUT_MS = 30_000
@@ -36,6 +39,15 @@ def find_local_stack(data_dir: Path) -> LocalStack | None:
         return msgspec.json.decode((data_dir / STACK_FILE).read_bytes(), type=LocalStack)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
+
+
+def no_local_stack(data_dir: Path, otherwise: str) -> str:
+    """The clause for a command that finds no stack in this directory, with what to do: wait if one is starting."""
+    with suppress(OSError, ValueError):
+        pid = int((data_dir / LOCK_FILE).read_text())
+        os.kill(pid, 0)  # It is empty after the end of a stack, and may be left by one that was killed.
+        return f"a stack is starting in {data_dir} (pid {pid}); wait until `tierlane up` says that it is ready"
+    return f"no local stack runs in {data_dir}; {otherwise}"
 
 
 def with_local_stack(settings: Settings) -> Settings:
@@ -70,8 +82,8 @@ def reachable(settings: Settings) -> Settings:
     found = with_local_stack(settings)
     if not found.database_url:
         raise SettingsError(
-            f"TIERLANE_DATABASE_URL: is not set, and no local stack runs in {settings.data_dir}; "
-            "set it, start `tierlane up`, or name the stack's --data-dir"
+            "TIERLANE_DATABASE_URL: is not set, and "
+            + no_local_stack(settings.data_dir, "set it, start `tierlane up`, or name the stack's --data-dir")
         )
     return found
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from tierlane.connect import STACK_FILE
+from tierlane.connect import STACK_FILE, no_local_stack
 from tierlane_local.up.data_dir import DataDir
 
 
@@ -41,7 +41,8 @@ def read_stack(path: Path) -> StackInfo:
     try:
         return msgspec.json.decode(path.read_bytes(), type=StackInfo)
     except FileNotFoundError:
-        raise StackFileError(f"There is no {path}; start `tierlane up` first, or name its file with --stack.") from None
+        why = no_local_stack(path.parent, "start `tierlane up` first, or name its file with --stack")
+        raise StackFileError(f"There is no {path}: {why}.") from None
     except OSError as error:
         raise StackFileError(f"Cannot read {path}: {error.strerror}.") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

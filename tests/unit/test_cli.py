@@ -191,6 +191,16 @@ def test_without_a_stack_it_is_one_line_and_exit_code_2(arguments: list[str]) ->
     assert "no local stack runs in /nonexistent" in result.stderr
 
 
+@pytest.mark.parametrize(("pid", "starting"), [(str(os.getpid()), True), ("", False), ("99999999", False)])
+def test_a_stack_that_is_starting_is_named(tmp_path: Path, pid: str, starting: bool) -> None:
+    """Its lock has the PID; it is empty after a stack has ended, and has that of a process that is gone after a kill."""
+    (tmp_path / "lock").write_text(pid)
+    result = CliRunner().invoke(app, ["top", "--once", "--data-dir", str(tmp_path)], env=NO_STACK)
+
+    assert (f"a stack is starting in {tmp_path} (pid {pid}); wait" in result.stderr) is starting
+    assert ("no local stack runs in" in result.stderr) is not starting
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

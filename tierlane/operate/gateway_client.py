@@ -79,13 +79,28 @@ def advised_reasons(document: Mapping[str, Any]) -> list[AdvisedReason]:
 
 
 async def _get(
-    session: aiohttp.ClientSession, gateway: GatewayAddress, path: str, headers: Mapping[str, str]
+    session: aiohttp.ClientSession,
+    gateway: GatewayAddress,
+    path: str,
+    headers: Mapping[str, str],
+    *,
+    is_retry: bool = False,
 ) -> tuple[int, bytes]:
-    """Status and body of the response."""
+    """Status and body of the response.
+
+    After a timeout it is tried once more: the new connection may reach another of several gateways that share a port.
+    """
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     try:
         async with session.get(f"{gateway.url}{path}", headers=headers, timeout=timeout) as response:
             return response.status, await response.read()
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+    except TimeoutError as error:
+        if not is_retry:
+            return await _get(session, gateway, path, headers, is_retry=True)
+        raise VerbError(
+            f"The gateway at {gateway.url} does not respond within {TIMEOUT_S:.0f} s. It may be suspended, alone or as one of "
+            "several gateways that share the port: `ps` shows T, and `kill -CONT PID` resumes it."
+        ) from error
+    except (aiohttp.ClientError, OSError, ValueError) as error:
         fault = str(error) or type(error).__name__
         raise VerbError(f"The gateway at {gateway.url} does not respond: {fault}.") from error

@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tierlane.connect import VerbError
+from tierlane.connect import VerbError, no_local_stack
 from tierlane.operate.gateway_client import GatewayAddress, advised_reasons, gateway_of, read_health
 from tierlane.output import WIDE, printable
 from tierlane.settings.model import Settings, SettingsError
@@ -159,8 +159,8 @@ def watch(settings: Settings, url: str | None, *, once: bool) -> int:
     gateway = gateway_of(settings, url)
     if gateway is None:
         raise SettingsError(
-            f"--url: is not set, and no local stack runs in {settings.data_dir}; "
-            "set it, start `tierlane up`, or set --data-dir to that of the stack"
+            "--url: is not set, and "
+            + no_local_stack(settings.data_dir, "set it, start `tierlane up`, or set --data-dir to that of the stack")
         )
     console = Console(highlight=False)
     single = once or not console.is_terminal

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 import psutil
 
+from tierlane.connect import LOCK_FILE
 from tierlane.settings.checks import is_token
 
 NAME_WIDTH = 11  # "scheduler-1".
@@ -102,7 +103,7 @@ class DataDir:
         try:
             # As root, the user of PostgreSQL must be able to enter the directory, but not to list it.
             self.path.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
-            self.lock_fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self.lock_fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StackError(f"Cannot use the data directory {self.path}: {error.strerror}.") from error
         self._lock()
