@@ -18,7 +18,7 @@ from ledger.catalog.api_key import KnownCallerError
 from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Customer, Identity, Snapshot
 from scheduler.bounded_dict import BoundedDict
-from scheduler.errors import ErrorCode, RequestError
+from scheduler.errors import ErrorCode
 from scheduler.tasks import Loop
 
 STEP = 2000

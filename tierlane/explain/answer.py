@@ -108,7 +108,9 @@ async def read_rows(connection: Connection, name: str) -> Rows:
         if row.customer.suspended:
             with suppress(asyncpg.PostgresError):  # The role may not be allowed to read the changes.
                 if change := await connection.fetchrow(_SUSPENSION, row.customer.id):
-                    suspension = f"by {change['changed_by']} at {change['changed_at'].astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+                    suspension = (
+                        f"by {change['changed_by']} at {change['changed_at'].astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+                    )
                     row = msgspec.structs.replace(row, suspension=suspension)
     return Rows(tiers, models, row, share, cells, failed, cordons)
 

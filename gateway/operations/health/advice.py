@@ -176,7 +176,8 @@ ADVICE: dict[str, ProblemAdvice] = {
     ),
     "redis_not_responding": ProblemAdvice(
         "Start Redis if it is down; resume it if it is suspended (`ps` shows T, `kill -CONT PID`); otherwise check its load "
-        "(`SLOWLOG GET`) and the network.", "TierlaneBlind"
+        "(`SLOWLOG GET`) and the network.",
+        "TierlaneBlind",
     ),
     "direct_mode": ProblemAdvice(
         "Restore Redis: direct calls have no queues, and each gateway applies the limits by itself.", "TierlaneBlind"
@@ -192,7 +193,8 @@ ADVICE: dict[str, ProblemAdvice] = {
     ),
     "catalog_stale": ProblemAdvice(
         "Start PostgreSQL if it is down; resume it if it is suspended (`ps` shows T, `kill -CONT PID`); otherwise check the "
-        "network and its connection limit.", "TierlaneCatalogStale"
+        "network and its connection limit.",
+        "TierlaneCatalogStale",
     ),
     "catalog_expired": ProblemAdvice(
         "Start PostgreSQL if it is down; resume it if it is suspended (`ps` shows T, `kill -CONT PID`); otherwise check the "

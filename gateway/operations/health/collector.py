@@ -1,6 +1,5 @@
 """Collects the inputs of the health checks for every pool."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from gateway.pools import Pools
 from ledger.catalog.follower import Catalog
 from ledger.jobs import UNTRIED
 from scheduler.errors import RedisUnavailable
+from scheduler.tasks import next_tick
 
 AWAY_S = 2.0
 """How long PostgreSQL must not answer the catalog, which asks every second, before it is away: a reconnect takes less."""
@@ -71,7 +71,7 @@ class HealthCollector:
         found: dict[str, CollectedHealth] = {}
         resumed_at = max(parts.watch.resumed_at() for parts in self._pools.named)
         while time.monotonic() < resumed_at + RESUMING_S and not self._observed_since(resumed_at):
-            await asyncio.sleep(RESUMING_STEP_S)
+            await next_tick(RESUMING_STEP_S)
         for parts in self._pools.named:
             inputs = await self._inputs(parts)
             found[parts.config.place] = CollectedHealth(inputs, health(inputs))
