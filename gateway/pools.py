@@ -186,3 +186,9 @@ class Pools:
             )
             self._subscribed = bool(here) and wanted <= here | lost
         return self._subscribed
+
+    @property
+    def redis_problem(self) -> str | None:
+        """Why the last heartbeat to a Redis failed, without addresses; None if none failed."""
+        problems = (parts.heartbeat.redis_problem for parts in self.all)
+        return next((problem.partition(": ")[0] for problem in problems if problem), None)

@@ -110,7 +110,8 @@ class Internal:
     async def readyz(self, call: RoutedRequest) -> HttpResponse:
         """`GET /readyz`: whether the gateway accepts traffic.
 
-        A later outage of Redis does not change it, because it would take all gateways out of service.
+        A later outage of Redis does not change it, because it would take all gateways out of service. Until Redis has
+        responded once, the gateway knows no worker that it could call directly, and is not ready.
         """
         missing = self.not_ready()
         body: Readiness = {"status": "not ready", "waiting_for": missing} if missing else {"status": "ready"}
@@ -122,7 +123,7 @@ class Internal:
             return "restart"
         if self._parts.catalog.snapshot is None:
             return "catalog"
-        return None if self._parts.pools.subscribed else "subscription"
+        return None if self._parts.pools.subscribed else self._parts.pools.redis_problem or "subscription"
 
     async def health(self, call: RoutedRequest) -> HttpResponse:
         """`GET /internal/health`, from the current snapshot."""

@@ -15,6 +15,7 @@ from eventually import eventually
 from gateway.cells import Homes
 from gateway.operations.actions import most_healthy
 from gateway.pool_lifecycle import PoolLifecycle
+from gateway.operations.endpoints import Internal
 from gateway.pools import Pools
 from gateway.served_models import ServedModels
 from identities import identity
@@ -181,6 +182,29 @@ async def test_a_cell_without_redis_does_not_keep_a_gateway_from_being_ready() -
             if each.config.cell == "west":
                 each.heartbeat.redis_problem = "Redis did not respond."  # type: ignore[misc]
         assert pools.subscribed
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (None, "subscription"),
+        (
+            "Redis did not respond: ConnectionError: Error 111 connecting to redis.internal:6379.",
+            "Redis did not respond",
+        ),
+        ("Redis rejected the login: correct the user and password in TIERLANE_REDIS_URL.", "Redis rejected the login"),
+    ],
+)
+def test_a_gateway_that_has_not_reached_redis_says_why_it_is_not_ready(problem: str | None, reason: str) -> None:
+    """Without addresses: the endpoint needs no token. After the first subscription Redis may be away."""
+    found, own = catalog(), parts("default")
+    pools = Pools(found, Homes(found), gateway_config(redis_url=URL, only_own=True))
+    pools.add(own)
+    state: Any = SimpleNamespace(drain_state=SimpleNamespace(leaving=False), catalog=found, pools=pools)
+    own.subscriber.was_subscribed, own.heartbeat.redis_problem = False, problem
+    assert Internal(state).not_ready() == reason
+    own.subscriber.was_subscribed = True
+    assert Internal(state).not_ready() is None
 
 
 @pytest.mark.parametrize(("serve_pools", "pools"), [("all", {"default", "large", "old"}), ("own", {"default"})])
