@@ -24,6 +24,7 @@ KEY_PREFIX = "tl_"
 KEY_HEADER = "x-api-key"
 """Has the key alone, in requests of clients of Anthropic's API."""
 NO_KEY = "Send the API key as `Authorization: Bearer <key>`."
+NO_TOKEN = "Send the service token as `Authorization: Bearer <token>`."  # noqa: S105 - no password
 TOO_MANY = "Too many requests from this address had no valid key. Try again later, or with a valid key."
 
 
@@ -149,7 +150,8 @@ class Authenticator:
         try:
             token = bearer_token(request.headers.getall("Authorization", []))
         except RequestError as error:
-            raise self._failure(error, request) from error
+            missing = error.code is ErrorCode.INVALID_API_KEY
+            raise self._failure(RequestError(error.code, NO_TOKEN) if missing else error, request) from error
         # The comparison takes the same time for every wrong token.
         if not expected or not hmac.compare_digest(token.encode(), expected.encode()):
             wrong = RequestError(ErrorCode.INVALID_API_KEY, "The service token is missing or not valid.")

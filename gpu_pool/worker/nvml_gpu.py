@@ -7,6 +7,7 @@ fault stays out of service until the worker is restarted.
 import os
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -24,6 +25,8 @@ FATAL_XIDS = {
 
 OFF_THE_BUS = "fell off the bus; restart the machine"
 UNTIL_RESET = "the driver requires a GPU reset"
+NO_GPU = "the worker has no usable GPU"
+DRIVER = (Path("/proc/driver/nvidia"), Path("/dev/dxg"))  # The second one under WSL.
 _MIB = 1 << 20
 _WITHOUT_GPU = ("simulated", "openai", "oip")  # Backends that use no GPU of this machine.
 
@@ -134,20 +137,32 @@ def _text(value: str | bytes | None) -> str:
 
 
 def gpu_of(backend: str, device: str) -> Callable[[], NvmlGpu | None]:
-    """Returns a function that opens the GPU of a worker's model; the model process inherits the visible devices."""
-    gpu_id = gpu_id_of(backend, device, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return lambda: None if gpu_id is None else open_gpu(gpu_id)
+    """Returns a function that opens the GPU of a worker's model; the model process inherits the visible devices.
+
+    It logs a warning if the device is `cuda` or `cuda:N` and there is no such GPU: a Python function may never notice.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpu_id = gpu_id_of(backend, device, visible)
+    if gpu_id is None:
+        if device.startswith("cuda") and gpu_id_of(backend, device, None) is not None:
+            log.warning(NO_GPU, device=device, reason=f"CUDA_VISIBLE_DEVICES is {visible}")
+        return lambda: None
+    return lambda: open_gpu(gpu_id, device)
 
 
-def open_gpu(gpu_id: str) -> NvmlGpu | None:
-    """The GPU, if NVML is installed and finds it."""
+def open_gpu(gpu_id: str, device: str = "auto") -> NvmlGpu | None:
+    """The GPU, if NVML is installed and finds it. `device`: TIERLANE_DEVICE; one that names a GPU is missed with a warning."""
+    is_named = device.startswith("cuda")
     try:
         nvml = import_module("pynvml")
     except ImportError:
+        if is_named and not any(path.exists() for path in DRIVER):
+            log.warning(NO_GPU, device=device, reason="no NVIDIA driver is loaded")
         return None
     try:
         nvml.nvmlInit()
         return NvmlGpu(nvml, gpu_id)
     except nvml.NVMLError as error:
-        log.info("nvml has no such gpu", gpu_id=gpu_id, reason=str(error))
+        missed = log.warning if is_named else log.info
+        missed(NO_GPU, device=device, gpu_id=gpu_id, reason=str(error))
         return None

@@ -17,15 +17,16 @@ from typing import Any, Generic, ParamSpec, get_args, get_origin
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, OutOfMemoryError
 
-from scheduler.errors import TierlaneError
+from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.redis_client.compact_lua import compact
 from scheduler.redis_client.connections import FAULTS, pipelined, unavailable
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.pipeline import Argument, pack
+from scheduler.redis_client.setup_faults import login_fault
 
 _BODY = "return (function()"
 _INCLUDE = re.compile(r"^-- include: (.+)$", re.MULTILINE)
-
+_LINE = re.compile(r"user_script:(\d+)")  # Of the text as it was sent.
 
 MAX_CALL_BYTES = 2 << 20
 """The maximum size of bodies or outputs in one call: 33 MB blocked Redis for 150 to 200 ms. A larger one is sent alone."""
@@ -46,15 +47,45 @@ def source(name: str) -> str:
     shebang, body = text.split("\n", 1)
     if not shebang.startswith("#!lua"):
         raise ValueError(f"{name}.lua must begin with #!lua")
-    included = _INCLUDE.search(body)
-    parts: list[str] = []
-    for include in included.group(1).split(",") if included else ():
-        package, _, part = include.strip().rpartition("/")
-        folder = files(package).joinpath("lua") if package else files("scheduler").joinpath("lua", "includes")
-        parts.append(folder.joinpath(f"{part}.lua").read_text("utf-8"))
+    parts = [_read(include) for include in _included(body)]
     # Capturing a local takes time in proportion to those captured before, and locals of the prelude, which nearly every
     # function captures, are at the end. Captured from an enclosing function, they take one step.
     return "\n".join([shebang, *parts[:1], _BODY, *parts[1:], body, "end)()"])
+
+
+def _included(text: str) -> list[str]:
+    """The files that a script includes, from the root of the packages."""
+    found = _INCLUDE.search(text)
+    names = [name.strip().rpartition("/") for name in found.group(1).split(",")] if found else []
+    return [
+        f"{package}/lua/{part}.lua" if package else f"scheduler/lua/includes/{part}.lua" for package, _, part in names
+    ]
+
+
+def _read(path: str) -> str:
+    package, *rest = path.split("/")
+    return files(package).joinpath(*rest).read_text("utf-8")
+
+
+def script_fault(name: str, sent: str, error: str) -> str | None:
+    """The sentence for an error inside a script, with the line of its file; None for other errors. `sent`: the text as sent.
+
+    That text has neither comments nor unused functions, so the line is found by what it says; without a match in a file, or with
+    several, the sentence has its text.
+    """
+    number = _LINE.search(error)
+    if number is None:
+        return None
+    line = sent.split("\n")[int(number[1]) - 1]
+    own = f"scheduler/lua/{name}.lua"
+    places = [
+        f"{path}:{position}"
+        for path in (own, *_included(_read(own)))
+        for position, text in enumerate(_read(path).split("\n"), 1)
+        if text.partition("--")[0].rstrip() == line
+    ]
+    place = places[0] if len(places) == 1 else f"`{line.strip()}`"
+    return f"The script {name} failed: {place}: {error}"
 
 
 @cache
@@ -85,6 +116,7 @@ class Script(Generic[_P]):
     def __init__(self, name: str, declaration: Callable[_P, None], client: Redis, keys: Keys) -> None:
         text = compact(source(name)).replace(_BODY, f"{_BODY}\n{preamble(declaration)}", 1)
         parameters = signature(declaration).parameters
+        self._name = name
         self._names = tuple(parameters)
         self._has_list = any(get_origin(each.annotation) is Sequence for each in parameters.values())
         head = (1, keys.leases, keys.prefix)
@@ -103,7 +135,8 @@ class Script(Generic[_P]):
         except OutOfMemoryError as error:
             raise RedisFull("Redis has reached its memory limit: raise maxmemory, or drain the queues.") from error
         except FAULTS as error:
-            raise unavailable(error) from error
+            fault = None if login_fault(error) else script_fault(self._name, str(self._whole[1]), str(error))
+            raise (RedisUnavailable(fault) if fault else unavailable(error)) from error
 
     def packed(self, *args: _P.args, **named: _P.kwargs) -> bytes:
         """The bytes of a call, for `PipelinedClient.send_now`. Redis must have the script, which is named by its hash."""

@@ -19,6 +19,8 @@ PROBE_S = 1.0
 
 _REPLIES = (b"+", b"-")  # The first byte of a reply in plain text. A server with TLS closes, or sends an alert.
 _CERTIFICATE = "certificate verify failed"
+_IN_SCRIPT = "ACL failure in script"
+_RULES = "deploy/redis/users.acl"
 _NO_LOGIN = ("required", "already authenticated")  # Parts of what servers say if a connection sends no login.
 
 
@@ -43,10 +45,13 @@ def login_fault(error: BaseException, whom: str = "Redis", parts: str = "the use
         return f"{whom} requires a password: set {parts} in TIERLANE_REDIS_URL."
     if isinstance(error, AuthenticationError):
         return f"{whom} rejected the login: correct {parts} in TIERLANE_REDIS_URL."
-    if isinstance(error, NoPermissionError):
+    if isinstance(error, NoPermissionError) or _IN_SCRIPT in str(error):
         # What the server says of the command, without the name of the user.
-        command = str(error).partition("permissions to ")[2].rstrip(".") or "it names no command"
-        return f"{whom} does not allow a command to the user of TIERLANE_REDIS_URL: correct its ACL ({command})."
+        command = (
+            str(error).partition("permissions to ")[2].partition(" script:")[0].rstrip(".") or "it names no command"
+        )
+        advice = "correct its ACL" if whom != "Redis" else f"roles need their rules of {_RULES}, people its user admin"
+        return f"{whom} does not allow a command to the user of TIERLANE_REDIS_URL: {advice} ({command})."
     if _CERTIFICATE in str(error):
         why = str(error).partition(_CERTIFICATE)[2].partition("(")[0].strip(": ")
         return f"The certificate of {whom} is not accepted ({why}): correct ssl_ca_certs in TIERLANE_REDIS_URL."

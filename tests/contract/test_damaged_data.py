@@ -1,6 +1,7 @@
 """Rows that a script cannot read, and indexes of a wrong type: each is set aside, and no other request is affected."""
 
 from collections.abc import Awaitable, Callable
+from importlib.resources import files
 
 import msgspec
 import pytest
@@ -439,3 +440,16 @@ async def test_a_customer_key_of_a_wrong_type_blocks_no_reply(pool: Pool) -> Non
 
     assert await pool.states([s.id for s in requests]) == ["completed", "failed"]
     assert len((await pool.audit())[1]) == 2
+
+
+async def test_an_error_inside_a_script_names_the_line_of_its_file(pool: Pool) -> None:
+    """The text that Redis has is joined and shortened, so its own line numbers are those of no file."""
+    await pool.client.delete(pool.keys.epoch)
+    await pool.client.hset(pool.keys.epoch, "not", "a string")
+    lines = files("ratelimit").joinpath("lua", "bucket.lua").read_text("utf-8").split("\n")
+    number = next(number for number, line in enumerate(lines, 1) if line.startswith("local epoch_us"))
+
+    with pytest.raises(
+        RedisUnavailable, match=rf"^The script admit failed: ratelimit/lua/bucket.lua:{number}: WRONGTYPE "
+    ):
+        await pool.admit([pool.submission()])

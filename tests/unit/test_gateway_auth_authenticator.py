@@ -173,6 +173,14 @@ def test_guesses_of_the_service_token_are_limited() -> None:
         auth.check_service(call(SERVICE_TOKEN), "")
 
 
+def test_an_operator_without_a_token_is_told_which_one_to_send() -> None:
+    """Not the API key, which these endpoints never accept."""
+    with pytest.raises(RequestError, match="Send the service token") as error:
+        Authenticator(OneKey()).check_service(call(None), SERVICE_TOKEN)
+
+    assert error.value.code is INVALID
+
+
 def test_the_throttle_can_be_disabled() -> None:
     """For gateways behind one proxy. JWTs are disabled by default: a token is an unknown key."""
     keys = OneKey()

@@ -14,8 +14,8 @@ from configs import gateway_config
 from eventually import eventually
 from gateway.cells import Homes
 from gateway.operations.actions import most_healthy
-from gateway.pool_lifecycle import PoolLifecycle
 from gateway.operations.endpoints import Internal
+from gateway.pool_lifecycle import PoolLifecycle
 from gateway.pools import Pools
 from gateway.served_models import ServedModels
 from identities import identity

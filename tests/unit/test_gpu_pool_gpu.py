@@ -4,12 +4,14 @@ import sys
 import threading
 
 import pytest
+from structlog.testing import capture_logs
 
 from eventually import eventually
 from fake_nvml import FakeNvml
+from gpu_pool.worker import nvml_gpu
 from gpu_pool.worker.gpu_faults import EARLIER_ERRORS, ECC, NEEDS_RESET, NOT_REMAPPED, TO_REMAP
 from gpu_pool.worker.gpu_watch import GpuWatch
-from gpu_pool.worker.nvml_gpu import FATAL_XIDS, OFF_THE_BUS, UNTIL_RESET, NvmlGpu, gpu_id_of, gpu_of
+from gpu_pool.worker.nvml_gpu import FATAL_XIDS, NO_GPU, OFF_THE_BUS, UNTIL_RESET, NvmlGpu, gpu_id_of, gpu_of
 from scheduler.protocol.pool_view import GpuReading
 
 
@@ -110,6 +112,32 @@ def test_missing_driver_or_library_is_no_fault(monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.setitem(sys.modules, "pynvml", None)
 
     assert gpu_of("tiny", "cuda")() is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "visible", "library", "level"),
+    [
+        ("mine:function", "cuda", "0", True, "warning"),
+        ("mine:function", "cuda", "0", False, "warning"),
+        ("mine:function", "cuda:1", "0", True, "warning"),
+        ("mine:function", "auto", "0", True, "info"),
+        ("simulated:50", "cuda", "", True, None),
+    ],
+)
+def test_a_named_gpu_that_is_missing_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, backend: str, device: str, visible: str, library: bool, level: str | None
+) -> None:
+    """A Python function on the CPU would only be slow. `auto` chooses the CPU; some backends use no GPU."""
+    nvml = FakeNvml()
+    nvml.failing["nvmlInit"] = 9
+    monkeypatch.setitem(sys.modules, "pynvml", nvml if library else None)
+    monkeypatch.setattr(nvml_gpu, "DRIVER", ())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    with capture_logs() as logs:
+        assert gpu_of(backend, device)() is None
+
+    assert [each["log_level"] for each in logs if each["event"] == NO_GPU] == ([level] if level else [])
 
 
 async def test_watch_reads_in_a_thread_and_reports_changes_on_the_event_loop() -> None:

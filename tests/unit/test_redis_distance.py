@@ -160,7 +160,13 @@ async def test_a_server_that_accepts_and_says_nothing_ends_an_attempt_in_time() 
         (AuthenticationError("invalid username-password pair or user is disabled."), "Redis rejected the login"),
         (
             NoPermissionError("User secret has no permissions to run the 'ping' command"),
-            r"ACL \(run the 'ping' command\)",
+            r"roles need their rules of deploy/redis/users.acl, people its user admin \(run the 'ping' command\)",
+        ),
+        (
+            ResponseError(
+                "ERR ACL failure in script: User secret has no permissions to run the 'get' command script: a, on @b:1."
+            ),
+            r"people its user admin \(run the 'get' command\)",
         ),
         (
             ConnectionError("[SSL: X] certificate verify failed: unable to get local issuer certificate (_ssl.c:992)"),

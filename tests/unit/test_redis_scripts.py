@@ -8,7 +8,7 @@ import pytest
 from scheduler.redis_client import scripts
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
-from scheduler.redis_client.scripts import Script, preamble
+from scheduler.redis_client.scripts import Script, preamble, script_fault
 
 
 def declared(token: str, packed_ids: bytes, keep_ms: int, free: int | None = None) -> None: ...
@@ -52,3 +52,17 @@ async def test_arguments_are_sent_in_order(
 
     assert found[5:] == sent  # After EVALSHA, the hash, the number of keys, the key and the prefix.
     await client.aclose()
+
+
+def test_a_line_that_is_in_no_file_or_in_several_is_printed() -> None:
+    """As one with a constant, which is a literal in the text that Redis has; errors outside of scripts have no line."""
+    sent = "#!lua\n  if x > 3 then\nend"
+
+    assert (
+        script_fault("admit", sent, "ERR a @user_script:2.")
+        == "The script admit failed: `if x > 3 then`: ERR a @user_script:2."
+    )
+    assert (
+        script_fault("admit", sent, "ERR a @user_script:3.") == "The script admit failed: `end`: ERR a @user_script:3."
+    )
+    assert script_fault("admit", sent, "LOADING Redis is loading") is None
