@@ -249,6 +249,7 @@ async def run_gateway(
 
 async def _report_ready(gateway: Gateway, on_ready: Callable[[int], None] | None) -> None:
     await gateway.ready()
+    log.info("gateway ready", port=gateway.port)
     if on_ready is not None:
         on_ready(gateway.port)
 

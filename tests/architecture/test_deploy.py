@@ -83,7 +83,7 @@ def test_a_role_is_killed_after_its_drain() -> None:
     for settings in (named("ConfigMap", "tierlane")["data"], documents(HELM / "values.yaml")[0]["settings"]):
         assert sum(int(settings[variable(name)]) for name in ("notice_ms", "drain_ms")) / 1000 == need_s
 
-    for role, file in (("gateway", "tierlane-gateway.service"), ("worker", "tierlane-worker@.service")):
+    for role, file in (("gateway", "tierlane-gateway@.service"), ("worker", "tierlane-worker@.service")):
         assert pods[role]["terminationGracePeriodSeconds"] > need_s + 5
         assert int(services[role]["stop_grace_period"].removesuffix("s")) > need_s + 5
         assert int(unit(DEPLOY / "systemd" / file)["TimeoutStopSec"][0]) > need_s + 5

@@ -63,10 +63,11 @@ class Deployment:
         migrate = self.typist.start(self.edge, "tierlane-migrate")
         code = await asyncio.to_thread(self.edge.processes.pop(migrate).wait, 60.0)
         assert code == 0, self.edge.log(migrate)
-        for name in ("tierlane-scheduler", "tierlane-gateway"):
-            self.typist.start(self.edge, name)
-            self.edge.processes[f"{name}-2"] = self.edge.processes.pop(name)
-            self.typist.start(self.edge, name)
+        self.typist.start(self.edge, "tierlane-scheduler")
+        self.edge.processes["tierlane-scheduler-2"] = self.edge.processes.pop("tierlane-scheduler")
+        self.typist.start(self.edge, "tierlane-scheduler")
+        for number in ("1", "2"):
+            self.typist.start(self.edge, "tierlane-gateway@", number)
 
     def start_worker(self, number: int, **more: str) -> str:
         return self.typist.start(self.gpus, "tierlane-worker@", str(number), TIERLANE_BACKEND="simulated:50", **more)
@@ -78,18 +79,18 @@ class Deployment:
         """Create the model of the page and one customer of each tier; returns the keys by tier."""
         model, customer, key, _ = self.typist.block("tierlane model create")
         keys = {}
-        assert self.operator(model, "migrate.env").returncode == 0
+        assert self.operator(model, "admin.env").returncode == 0
         for tier in MIX:
             for line in (customer, key):
                 name = "acme" if tier == "paid" else f"acme-{tier}"
-                done = self.operator(line.replace("acme", name).replace("paid", tier), "migrate.env")
+                done = self.operator(line.replace("acme", name).replace("paid", tier), "admin.env")
                 assert done.returncode == 0, done.stderr
             keys[tier] = re.findall(r"\S{30,}", done.stdout)[-1]
         return keys
 
     def check(self) -> tuple[int, list[CheckItem]]:
         """`tierlane check` as the page has it."""
-        done = self.operator(self.typist.block("tierlane model create")[-1] + " -o json", "gateway.env")
+        done = self.operator(self.typist.block("tierlane model create")[-1] + " -o json", "admin.env")
         assert done.stdout, done.stderr
         return done.returncode, [CheckItem(**each) for each in json.loads(done.stdout)["checks"]]
 
@@ -103,7 +104,7 @@ class Deployment:
         return any(item.level == "warn" and text in item.advice for item in self.check()[1])
 
     def health(self) -> dict[str, Any]:
-        done = self.operator(f'python -c "{HEALTH.format(url=URL)}"', "gateway.env")
+        done = self.operator(f'python -c "{HEALTH.format(url=URL)}"', "admin.env")
         try:
             return dict(json.loads(done.stdout))
         except ValueError:
