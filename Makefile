@@ -27,7 +27,7 @@ CLIENTS_READY := tests/clients/node_modules/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench bench-continuous bench-instructions browser pictures clients floor surroundings chaos lock grpc docs docs-site clean
+.PHONY: help install up test lint types bench bench-continuous bench-instructions browser pictures clients engines floor surroundings chaos lock grpc docs docs-site clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -57,12 +57,12 @@ else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-lint: $(TEST_READY) ## Check style and format
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+lint: $(TEST_READY) ## Check style and format (ARGS: paths)
+	$(BIN)/ruff check $(or $(ARGS),.)
+	$(BIN)/ruff format --check $(or $(ARGS),.)
 
-types: $(TEST_READY) ## Check the types
-	$(BIN)/mypy
+types: $(TEST_READY) ## Check the types (ARGS: paths)
+	$(BIN)/mypy $(ARGS)
 
 bench: $(INSTALLED) ## Measure every figure that is claimed, write docs/benchmarks.md (up to an hour; ARGS=--quick)
 	@$(BIN)/python tools/bench/suite.py $(ARGS)
@@ -143,7 +143,8 @@ grpc: $(TEST_READY) ## Write the modules of gateway/grpc/open_inference.proto an
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. gateway/grpc/open_inference.proto
 
 docs: $(INSTALLED) ## Write the generated pages of docs/ anew
-	$(BIN)/python -m tierlane.settings > docs/configuration.md
+	$(BIN)/python -m tierlane.settings > $(VENV)/configuration.md
+	mv $(VENV)/configuration.md docs/configuration.md
 	for package in ratelimit scheduler ledger gateway.metrics gateway.openapi tierlane.check; do $(BIN)/python -m $$package || exit 1; done
 
 docs-site: $(DOCS_READY) ## Build the documentation as a site in build/site, with all links checked

@@ -1,4 +1,4 @@
-"""The handler of an inference request. Read this module first.
+"""The handler of an inference request.
 
 `serve` runs the stages of gateway/inference/entry.py and gateway/inference/pipeline.py for all requests that are not on the
 fast path. Other transports have procedures of their own over the same stages: jobs (gateway/jobs/submit.py), lines of batches
