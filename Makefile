@@ -61,7 +61,7 @@ lint: $(TEST_READY) ## Check style and format (ARGS: paths)
 	$(BIN)/ruff check $(or $(ARGS),.)
 	$(BIN)/ruff format --check $(or $(ARGS),.)
 
-types: $(TEST_READY) ## Check the types (ARGS: paths)
+types: $(TEST_READY) ## Check the types (ARGS: paths of the product)
 	$(BIN)/mypy $(ARGS)
 
 bench: $(INSTALLED) ## Measure every figure that is claimed, write docs/benchmarks.md (up to an hour; ARGS=--quick)

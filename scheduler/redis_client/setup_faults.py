@@ -19,6 +19,7 @@ PROBE_S = 1.0
 
 _REPLIES = (b"+", b"-")  # The first byte of a reply in plain text. A server with TLS closes, or sends an alert.
 _CERTIFICATE = "certificate verify failed"
+_WRONG_LOGIN = "invalid username-password"  # A reply to HELLO, which redis-py may raise as a ConnectionError.
 _IN_SCRIPT = "ACL failure in script"
 _RULES = "deploy/redis/users.acl"
 _NO_LOGIN = ("required", "already authenticated")  # Parts of what servers say if a connection sends no login.
@@ -43,7 +44,7 @@ def login_fault(error: BaseException, whom: str = "Redis", parts: str = "the use
         return str(error)
     if isinstance(error, AuthenticationError) and any(text in str(error) for text in _NO_LOGIN):
         return f"{whom} requires a password: set {parts} in TIERLANE_REDIS_URL."
-    if isinstance(error, AuthenticationError):
+    if isinstance(error, AuthenticationError) or _WRONG_LOGIN in str(error):
         return f"{whom} rejected the login: correct {parts} in TIERLANE_REDIS_URL."
     if isinstance(error, NoPermissionError) or _IN_SCRIPT in str(error):
         # What the server says of the command, without the name of the user.

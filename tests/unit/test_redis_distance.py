@@ -158,6 +158,7 @@ async def test_a_server_that_accepts_and_says_nothing_ends_an_attempt_in_time() 
         (AuthenticationError("Authentication required."), "Redis requires a password: set the user and password"),
         (AuthenticationError("HELLO must be called with the client already authenticated"), "requires a password"),
         (AuthenticationError("invalid username-password pair or user is disabled."), "Redis rejected the login"),
+        (ConnectionError("invalid username-password pair or user is disabled."), "Redis rejected the login"),
         (
             NoPermissionError("User secret has no permissions to run the 'ping' command"),
             r"roles need their rules of deploy/redis/users.acl, people its user admin \(run the 'ping' command\)",
