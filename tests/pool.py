@@ -114,6 +114,12 @@ class Pool:
         columns = b"".join(b"%013d " % max(1, times[name]) for name in ("at", "dl", "qdl"))
         await self.client.hset(self.keys.request(request_id), "env", columns + env[len(columns) :])
 
+    async def age(self, request_id: str) -> None:
+        """Make it as old as its queue timeout."""
+        times = await self.times(request_id)
+        by_ms = times["qdl"] - await self.now_ms() + 1
+        await self.timed(request_id, at=times["at"] - by_ms, qdl=times["qdl"] - by_ms)
+
     async def attempts(self, request_id: str) -> int:
         """The number of its attempts."""
         detail = await self.results.request_detail(request_id)

@@ -23,12 +23,19 @@ else
   else redis.pcall('PEXPIRE', P .. 'scheduled_at', 60000) end
 end
 
+-- waits_too_long(batch, id, row): a batch for free slots is claimed at once, unless its worker went away. Of a request that a former
+-- version retried, the queue deadline is that of its first wait.
+local function waits_too_long(batch, id, row)
+  return batch.slots and now >= row[QUEUE_DEADLINE] and (batch.losses == 0 or call('HEXISTS', P .. 'request:' .. id, 'wait') == 1)
+end
+
 -- end_overdue(batch) -> whether requests are left: ends overdue requests, and deletes the batch if none is left.
 local function end_overdue(batch)
   local left = 0
   each_member(batch, function(id, row, list)
-    if now < tonumber(row[DEADLINE]) then left = left + 1 return end
-    finalize(id, row, 'failed', 'deadline_exceeded', batch, NO_RUN)
+    local code = now >= row[DEADLINE] and 'deadline_exceeded' or waits_too_long(batch, id, row) and 'queue_timeout'
+    if not code then left = left + 1 return end
+    finalize(id, row, 'failed', code, batch, NO_RUN)
     call('LREM', list, 1, id)
   end)
   if left == 0 then delete_batch(batch) end

@@ -12,6 +12,9 @@ each_member(batch, function(id, row, list)
   else entries[#entries + 1] = {id, row} end
 end)
 if had_losses and #entries > 0 then
+  for _, entry in ipairs(entries) do
+    if batch.slots then restart_wait(entry[1], entry[2]) end
+  end
   call('LREM', P .. 'batch_queue', 0, batch.id)
   push_first(batch, #entries, lease_ms, keep_ms)
 else

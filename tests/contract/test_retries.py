@@ -219,10 +219,11 @@ async def test_a_lease_in_the_far_future_is_shortened(pool: Pool) -> None:
 
 
 async def test_a_release_returns_the_requests_in_order_without_an_attempt(pool: Pool) -> None:
-    """A stopping worker returns its batch to the head of the tier queue; the queue timeout no longer applies."""
+    """A stopping worker returns its batch to the head of the tier queue; the queue timeout begins anew."""
     claimed = await pool.running(3)
     later, ids = await pool.queue(1), ids_of(claimed)
-    await pool.overdue(ids)
+    for each in ids:
+        await pool.age(each)
 
     assert await pool.batches.release("b1", "token") is True
 

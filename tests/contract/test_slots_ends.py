@@ -161,6 +161,44 @@ async def test_requests_that_are_handed_back_are_next_in_order(pool: Pool, code:
     ]
 
 
+@pytest.mark.parametrize("codes", [[HANDED_BACK], [HANDED_BACK, HANDED_BACK], [LOST], [LOST, HANDED_BACK]])
+async def test_a_request_without_a_worker_ends_by_its_queue_timeout(pool: Pool, codes: list[str]) -> None:
+    """Its worker went away after these ends: it waits for another one as long as at first, not until its deadline."""
+    await announce(pool)
+    (request,) = await pool.queue(1, total_ms=600_000)
+    for number, code in enumerate(codes):
+        if number == 0 or code == HANDED_BACK and codes[0] == HANDED_BACK:
+            await pool.form([("free", 1)])
+        batch = await claim_next(pool, token=str(number))
+        await pool.age(request)
+        before = await pool.now_ms()
+        await finish(pool, [ended(batch, 0, code)])
+        assert 2000 <= (await pool.times(request))["qdl"] - before < 12_000
+
+    await pool.reaped()
+    await pool.terminations.expire(TIERS)
+    assert await pool.states([request]) == ["queued" if codes[0] == HANDED_BACK else "processing"]
+    await pool.age(request)
+    await pool.reaped()
+    await pool.terminations.expire(TIERS)
+
+    assert {each.id: each.error_code for each in (await ends(pool)).values()} == {request: "queue_timeout"}
+
+
+async def test_a_batch_that_no_worker_claims_ends_by_the_queue_timeout(pool: Pool) -> None:
+    """It was formed for free slots of a worker that went away before its claim."""
+    await announce(pool)
+    (request,) = await pool.queue(1, total_ms=600_000)
+    await pool.form([("free", 1)])
+    await pool.reaped()
+    assert await pool.states([request]) == ["processing"]
+    await pool.age(request)
+
+    await pool.reaped()
+
+    assert {each.id: each.error_code for each in (await ends(pool)).values()} == {request: "queue_timeout"}
+
+
 @pytest.mark.parametrize("code", [HANDED_BACK, WITHDRAWN])
 async def test_a_lost_request_stays_alone_when_it_is_handed_back(pool: Pool, code: str) -> None:
     """It is the next batch, with its number of attempts, and joins no new requests."""
@@ -322,7 +360,7 @@ async def test_a_damaged_row_ends_and_its_batch_is_closed(pool: Pool, fields: di
     assert await is_closed(pool, batch)
 
 
-@pytest.mark.parametrize("field", ["left", "withdrawn", "losses"])
+@pytest.mark.parametrize("field", ["left", "withdrawn", "losses", "wait"])
 @pytest.mark.parametrize("code", ["cancelled", LOST, WITHDRAWN])
 async def test_a_damaged_field_fails_nothing(pool: Pool, field: str, code: str) -> None:
     """The request ends once, at the latest at its deadline."""

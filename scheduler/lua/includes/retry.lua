@@ -73,6 +73,7 @@ local function run_alone(id, row, batch, losses, rule)
   part.losses, part.tiers = losses, {tier}
   call('LPUSH', P .. 'inflight:' .. tier .. ':' .. part.id, id)
   call('HSET', P .. 'request:' .. id, 'batch', part.id)
+  restart_wait(id, row)
   push_first(part, 1, rule.lease_ms, rule.keep_ms)
 end
 
@@ -92,7 +93,10 @@ local function retry(batch, cause, rule)
   call('LREM', P .. 'batch_queue', 0, batch.id) -- a short list; the id may be there still from before its claim
   if #members == 0 then delete_batch(batch) return 0 end
   batch.losses = losses
-  for _, member in ipairs(members) do note_loss(member.id, batch) end
+  for _, member in ipairs(members) do
+    note_loss(member.id, batch)
+    if batch.slots then restart_wait(member.id, member.row) end
+  end
   local count = batch.slots and #members or part_count(rule.reported, losses, #members)
   if count == 1 then push_first(batch, #members, rule.lease_ms, rule.keep_ms) else split(batch, members, count, rule) end
   return #members
