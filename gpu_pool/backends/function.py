@@ -220,7 +220,10 @@ class FunctionBackend:
         own = getattr(self._target, "chat_template", None)
         if not callable(own):
             return named_turns(messages)
-        return str(own([{"role": message.role, "content": message.content} for message in messages]))
+        text = own([{"role": message.role, "content": message.content} for message in messages])
+        if not isinstance(text, str):
+            raise InvalidOutput("The model's chat_template returned no text.")
+        return str(text)
 
     def close(self) -> None:
         """Call the object's `close`, if it has one, and close the event loop."""

@@ -26,7 +26,7 @@ from gpu_pool.backends.backend import ServingBackend, SteppingBackend
 from gpu_pool.model_process.backend_registry import select_backend
 from gpu_pool.model_process.batch_runner import BatchRunner
 from gpu_pool.model_process.device_errors import DeviceLost
-from gpu_pool.model_process.inputs import reject_of, run_readable
+from gpu_pool.model_process.inputs import IN_TIME, reject_of, run_readable
 from gpu_pool.model_process.listeners import PIECES_EVERY_S, Listeners
 from gpu_pool.model_process.messages import Available, Done, Fatal, ModelLink, ProgressCounter, Ready, Run, send_done
 from gpu_pool.model_process.stepping import serve_slots
@@ -37,6 +37,9 @@ from scheduler.failpoints import arm, failpoint
 _PR_SET_PDEATHSIG = 1
 
 EXIT_NOT_LOADED, EXIT_DEVICE_LOST, EXIT_CONFIG = 1, 70, 78  # The last two as in sysexits.h.
+
+HANG_MS = 10_000
+"""A checked batch that has longer may be one that hangs."""
 
 DROP_POLL_S = 0.02  # Interval of looking for cancellations; leases report them less often.
 
@@ -114,7 +117,7 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
             link.send(Ready(backend.version, slots, context_tokens))
             serve_slots(link, backend, slots, report)
         link.send(Ready(backend.version, 0, context_tokens))
-        steps = Steps(link)
+        steps = Steps(link, checked=options.check)
         runner = BatchRunner(backend, steps, report=report)
         for run in link.runs():
             steps.begin(run)
@@ -122,6 +125,7 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
             compute = partial(runner.run, budget_ms=run.budget_ms)
             results = run_readable(run, compute, steps.listeners.listen, now, reject_of(backend))
             gpu_ms = (time.perf_counter() - started) * 1000
+            faulthandler.cancel_dump_traceback_later()
             failpoint("answer_unsent")
             done = Done(run.seq, gpu_ms, results, runner.largest, runner.fault, runner.padding_waste)
             send_done(link.send, done)
@@ -133,8 +137,9 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
 class Steps:
     """Called after each step of the model: reports progress, sends pieces, and reads cancellations."""
 
-    def __init__(self, link: ModelLink, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, link: ModelLink, clock: Callable[[], float] = time.monotonic, *, checked: bool = False) -> None:
         self._link = link
+        self._checked = checked
         self._clock = clock
         self._progress = ProgressCounter(link.send)
         self._polled_at = 0.0
@@ -144,6 +149,8 @@ class Steps:
         """A batch begins."""
         self._progress.begin()
         self.listeners.begin(run.seq)
+        if self._checked and run.budget_ms >= HANG_MS:  # Before the process is killed, its author sees where it is.
+            faulthandler.dump_traceback_later(run.budget_ms * IN_TIME / 1000)
 
     def __call__(self) -> None:
         """One more step is done."""

@@ -7,6 +7,7 @@ that was stalled itself has observed nothing meanwhile, so the batch gets its ti
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 
@@ -37,7 +38,7 @@ async def run_watched(
     failed batch, `on_pieces` is called with pieces of streams, `left_ms` is the time left of each body, `on_start` is called
     with a function that cancels positions.
     """
-    watch = _Watch(model, cap_ms, timeout_ms, max((*left_ms, timeout_ms)) + cap_ms)
+    watch = Watch(model, cap_ms, timeout_ms, max((*left_ms, timeout_ms)) + cap_ms)
 
     def watched(pieces: Sequence[Piece]) -> None:
         watch.streams()
@@ -49,8 +50,8 @@ async def run_watched(
         watch.stop()
 
 
-class _Watch:
-    """A timer that checks the limit when it fires; progress extends it."""
+class Watch:
+    """A timer that checks the limits, in milliseconds, when it fires; progress extends `cap_ms`. Kills the process beyond them."""
 
     def __init__(self, model: ModelProcess, cap_ms: float, timeout_ms: float, streams_ms: float) -> None:
         self._model = model
@@ -81,5 +82,6 @@ class _Watch:
         if left_s > 0:
             self._check_after(left_s)
             return
-        message = f"The model showed no progress for {self._cap_ms:.0f} ms, or ran for {self._timeout_ms:.0f} ms."
+        ran = f", or ran for {self._timeout_ms:.0f} ms" if self._timeout_ms < math.inf else ""
+        message = f"The model showed no progress for {self._cap_ms:.0f} ms{ran}."
         self._model.give_up(ModelHung(message))

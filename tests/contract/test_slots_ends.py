@@ -167,7 +167,7 @@ async def test_a_request_without_a_worker_ends_by_its_queue_timeout(pool: Pool, 
     await announce(pool)
     (request,) = await pool.queue(1, total_ms=600_000)
     for number, code in enumerate(codes):
-        if number == 0 or code == HANDED_BACK and codes[0] == HANDED_BACK:
+        if number == 0 or (code == HANDED_BACK and codes[0] == HANDED_BACK):
             await pool.form([("free", 1)])
         batch = await claim_next(pool, token=str(number))
         await pool.age(request)

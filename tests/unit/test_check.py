@@ -71,7 +71,7 @@ def test_length_and_kind_of_answers() -> None:
     [
         (ProbeAnswer(20.0), True, "a batch of one takes 20 ms; a batch may take 3,000 ms"),
         (ProbeAnswer(3500.0), False, "takes 3,500 ms for a batch of one request, over TIERLANE_GPU_TIMEOUT_MS = 3,000"),
-        (ProbeAnswer(lost="It hung.", hung=True), False, "takes 30,000 ms"),
+        (ProbeAnswer(lost="It hung.", hung=True), False, "no result in 30 s, stopped"),
         (ProbeAnswer(29_900.0, [LATE]), False, "takes 29,900 ms"),
         (LOST, None, "not known"),
     ],

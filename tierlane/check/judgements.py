@@ -1,14 +1,20 @@
 """Pure functions that turn the answers of a model into findings."""
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 
 from gpu_pool.worker.slow_model import TRIAL_CAPS
 from scheduler.errors import ErrorCode
 from tierlane.check.model_probe import ProbeAnswer
 from tierlane.check.model_report import ModelFinding, fails, holds, undetermined
-from tierlane.check.model_times import advice, shortfall
+from tierlane.check.model_times import ROOM, ROUND_MS, advice, shortfall
 
 LONGER = "Raise --gpu-timeout-ms, or give the device less to do."
+OF_SERVER = "See what the server wrote; docs/endpoint.md lists what each of its outcomes means for a request."
+OF_SLOTS = "Lower --max-tokens, or use fewer and shorter texts: the check waits for a part of a request's time only."
+"""Advice for models that are servers, and for those with slots whose answer takes long."""
+NOT_TESTED = "not tested"
 
 BLAMED = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT, ErrorCode.GPU_TIMEOUT})
 """Codes that say that the model failed; any other one is an answer of its own, to an input that it does not take."""
@@ -23,15 +29,20 @@ RANDOM = "Fix the seed, or choose greedily at temperature 0. Leave cache_ttl_s a
 ALONE = "Raise an exception for a bad input; let nothing of it stay behind that the next batch could see."
 SURVIVE = "Catch what it is in the function: as it is, each such request costs a restart and three attempts."
 REFUSE = "Handle it, or reject it with a message of your own, ModelOutput(error=...); now its customer gets 422 poison_request."
+HANGS = "See above where it was at that time; if it only needs longer, raise --gpu-timeout-ms and --total-request-ms."
 METHOD = "Requests of this kind call it in a worker, too. Its traceback was printed, if it raised."
 PIECES = "Report exactly the text that is returned: clients of a stream get the pieces."
+VALUES = "Reject such a value with ModelOutput(error='parameters.NAME must be ...'), which the customer gets."
 PARAMETER = "Ignore a parameter that is not known, or reject it with ModelOutput(error='parameters.NAME ...')."
 
 
 def judge_time(alone: ProbeAnswer, timeout_ms: float, total_ms: float) -> ModelFinding:
     """Whether a batch of one ends within the cap of a batch and the deadline of a request."""
-    ms = TRIAL_CAPS * timeout_ms if alone.hung else alone.ms
-    if alone.lost and not alone.hung:
+    ms = alone.ms
+    if alone.hung:
+        waited_s = TRIAL_CAPS * timeout_ms / 1000
+        return fails("time", f"no result in {waited_s:,g} s, stopped: no request can be served", HANGS)
+    if alone.lost:
         return undetermined("time", "a batch of one was lost, so its time is not known")
     if why := shortfall("the model", ms, timeout_ms, total_ms):
         return fails(
@@ -43,10 +54,36 @@ def judge_time(alone: ProbeAnswer, timeout_ms: float, total_ms: float) -> ModelF
     return holds("time", f"a batch of one takes {ms:,.0f} ms; {limits}")
 
 
-def judge_answered(together: ProbeAnswer) -> ModelFinding:
-    """Whether a plain batch was answered at all."""
+def judge_slot_time(alone: ProbeAnswer, limit: str) -> ModelFinding:
+    """Whether a request in a slot ends within the time that the check waits. `limit`: its deadline, as a clause."""
+    if alone.hung or alone.too_long:
+        return fails("time", f"no result, stopped: {alone.wrong} {limit}", HANGS if alone.hung else OF_SLOTS)
+    if alone.lost:
+        return undetermined("time", "the request was lost, so its time is not known")
+    return holds("time", f"a request alone takes {alone.ms:,.0f} ms; {limit}")
+
+
+def judge_stream_time(stream: ProbeAnswer, total_ms: float) -> ModelFinding:
+    """The finding about a stream that its deadline broke off, from one that had more time."""
+    needed_ms = math.ceil(ROOM * stream.ms / ROUND_MS) * ROUND_MS
+    said = f"a stream takes {stream.ms:,.0f} ms, over TIERLANE_TOTAL_REQUEST_MS = {total_ms:,.0f}: it breaks off"
+    if stream.wrong:
+        return fails("time", f"a stream has not ended after {TRIAL_CAPS * total_ms:,.0f} ms: it breaks off", HANGS)
+    return fails("time", said, f"Set TIERLANE_TOTAL_REQUEST_MS={needed_ms}, or return shorter texts.")
+
+
+def judge_wrong_values(answer: ProbeAnswer, values: Mapping[str, object]) -> ModelFinding | None:
+    """A note if the model raises on common parameters with values of a wrong type; None if it does not."""
+    if not answer.lost and all(result.error_code not in BLAMED for result in answer.results):
+        return None
+    sent = ", ".join(f"{name}: {json.dumps(value)}" for name, value in values.items())
+    return ModelFinding("values", None, f"it fails on {sent}: {answer.wrong}", VALUES)
+
+
+def judge_answered(together: ProbeAnswer, longer: str = LONGER) -> ModelFinding:
+    """Whether a plain batch was answered at all. `longer`: the advice if it took too long."""
     if together.too_long:
-        return fails("answers", together.wrong, LONGER)
+        return fails("answers", together.wrong, longer)
     if together.lost:
         return fails("answers", together.lost, SURVIVE)
     if together.fault.startswith(RAISED):

@@ -9,7 +9,7 @@ from gpu_pool.config import Access, secrets_of
 from gpu_pool.model_process.launch import ModelLaunch
 from ledger.admin.changes import alter, changing, find
 from ledger.schema.catalog import models
-from ratelimit.request_limits import limits_of_backend
+from ratelimit.request_limits import LANGUAGE_MODEL, SERVERS, limits_of_backend
 from scheduler.payload import Task
 from tierlane.admin.change_result import ChangeResult, result_lines
 from tierlane.admin.options import VerbCall
@@ -17,6 +17,7 @@ from tierlane.admin.remote import APPLICATION
 from tierlane.admin.runner import actor_of, run_verb
 from tierlane.check.batch_times import measure
 from tierlane.check.examination import TEXTS, examine
+from tierlane.check.judgements import NOT_TESTED, OF_SERVER
 from tierlane.check.model_probe import Probe, ProbeRequest
 from tierlane.check.model_report import ModelFinding, Report, document, suggest, summary
 from tierlane.check.model_report import lines_of as finding_lines
@@ -97,14 +98,18 @@ async def _report(settings: Settings, options: ModelCheckOptions, tell: Callable
         TASKS[options.task],
         float(settings.gpu_timeout_ms),
         float(settings.request_limits(limits_of_backend(options.spec)).total_ms),
+        float(settings.request_limits(LANGUAGE_MODEL).total_ms),
     )
     probe = Probe(launch, request, LOAD_TIMEOUT_S)
     try:
         findings = []
-        async for finding in examine(probe, options.poison):
+        is_server = options.spec.startswith(SERVERS)
+        async for found in examine(probe, options.poison):
+            finding = found._replace(advice=OF_SERVER) if found.advice and is_server else found
             findings.append(finding)
             tell(finding)
-        if not any(finding.name == "length" for finding in findings):  # It does not load, or answers nothing.
+        if not any(finding.name == "order" and finding.said != NOT_TESTED for finding in findings):
+            # It does not load, or has no usable answers.
             return Report(options.spec, probe.version, findings, [], None)
         timing = await measure(probe, options.sizes, TEXTS if options.text is None else [options.text])
         tell(timing.finding)
