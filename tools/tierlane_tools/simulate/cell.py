@@ -391,9 +391,7 @@ class SimulatedCell:
             latency_ms = (now - request.arrived_s) * 1000 + self._scenario.costs.call_ms
             tier = account.identity.tier
             self._meter.answered(tier, latency_ms, now)
-            self._recorder.completed(
-                account, request.arrived_s, latency_ms, request.started_s - request.arrived_s, cost_ms
-            )
+            self._recorder.completed(account, request, latency_ms, cost_ms, self._scenario.costs.call_ms)
             by_tier.setdefault(tier, []).append((request, cost_ms))
         for tier, costs in by_tier.items():
             self.queues[tier].settle(costs, batch.empty_part)

@@ -2,8 +2,9 @@
 # ruff: noqa: PLC0415 - see above
 
 import asyncio
+import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,14 +13,19 @@ from tierlane.command import (
     DataDir,
     HelpOption,
     Pool,
+    Tool,
     Verb,
     VerbCommand,
     carry_out,
     option,
+    parameters,
     run_group,
+    set_options,
     single_verb,
     with_example,
 )
+from tierlane.settings.declaration import Option
+from tierlane_tools.traces.options import MIX, OPTIONS
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
@@ -27,8 +33,37 @@ if TYPE_CHECKING:
     from tierlane_tools.simulate.scenario import SimulationScenario
 
 app = single_verb()
+TOOL = Tool(
+    "simulate",
+    {
+        **OPTIONS,
+        "mix": Option(MIX, "Share of each tier of the requests of a trace.", "MIX"),
+        "trace_customers": Option(
+            "10", "Customers of each tier of a trace that the scenario has none of.", "N", 1, 100_000
+        ),
+        "slo": Option(
+            "",
+            "Find the fewest GPUs that meet these objectives, such as paid.first_token_p95=500ms,all.success=99%.",
+            "LIST",
+        ),
+    },
+)
 
-EXAMPLE = "simulate scenario.yaml --json result.json\nsimulate --from 2026-11-20 --to 2026-11-21 --gpus 6"
+EXAMPLE = (
+    "simulate scenario.yaml --json result.json\nsimulate --from 2026-11-20 --to 2026-11-21 --gpus 6\n"
+    "simulate --trace trace.csv --trace-rate 20 --slo paid.first_token_p95=500ms"
+)
+
+
+class _Request(NamedTuple):
+    """What the command line asks for. `times`: of recorded requests; `given`: the options of TOOL; `changes`: of `--set`."""
+
+    scenario: Path | None
+    times: tuple[str | None, str | None]
+    given: dict[str, str | None]
+    changes: list[str]
+    json: Path | None
+    plots: Path | None
 
 
 def main(argv: list[str]) -> int:
@@ -36,16 +71,11 @@ def main(argv: list[str]) -> int:
     return run_group(app, "simulate", argv)
 
 
-# An own help option, because typer imports pydantic to check the built-in one.
-@app.command(
-    epilog=with_example(EXAMPLE, "Exit codes: 0 done, 1 failed, 2 wrong usage or scenario."),
-    cls=VerbCommand,
-    add_help_option=False,
-)
 def simulate(
     *,
     scenario: Annotated[
-        Path | None, typer.Argument(metavar="SCENARIO", help="Scenario in YAML; optional with --from and --to.")
+        Path | None,
+        typer.Argument(metavar="SCENARIO", help="Scenario in YAML; optional with --from and --to or --trace."),
     ] = None,
     first: Annotated[str | None, option("--from", "First day or time (UTC) of recorded requests.")] = None,
     last: Annotated[str | None, option("--to", "Last day, or time (UTC) of their end.")] = None,
@@ -60,23 +90,34 @@ def simulate(
     data_dir: DataDir = None,
     pool: Pool = None,
     help_: HelpOption = False,  # noqa: ARG001 - its callback shows the help
+    **given: Any,
 ) -> None:
-    """Simulate a scenario, or recorded requests with other limits, tiers or GPUs, in virtual time."""
-    given = [*(changes or []), *([f"gpus={gpus}"] if gpus else []), *([f"seed={seed}"] if seed else [])]
+    """Simulate a scenario, a trace, or recorded requests with other limits, tiers or GPUs, in virtual time."""
+    fields = [*(changes or []), *([f"gpus={gpus}"] if gpus else []), *([f"seed={seed}"] if seed else [])]
 
     def prepare() -> Verb:
-        return lambda settings: _run(settings, scenario, (first, last), given, (json, plots))
+        return lambda settings: _run(settings, _Request(scenario, (first, last), given, fields, json, plots))
 
     carry_out(prepare, config, database=False, data_dir=data_dir, pool=pool)
 
 
-def _run(
-    settings: "Settings",
-    path: Path | None,
-    times: tuple[str | None, str | None],
-    changes: list[str],
-    outputs: tuple[Path | None, Path | None],
-) -> int:
+def _add_command() -> None:
+    """Add the command with the options of TOOL."""
+    named = list(inspect.signature(simulate).parameters.values())[:-1]
+    set_options(simulate, [*named, *parameters(TOOL.options, TOOL.variable, reads=True)])
+    # An own help option, because typer imports pydantic to check the built-in one.
+    add = app.command(
+        epilog=with_example(EXAMPLE, "Exit codes: 0 done, 1 failed or objectives not met, 2 wrong usage or scenario."),
+        cls=VerbCommand,
+        add_help_option=False,
+    )
+    add(simulate)
+
+
+_add_command()
+
+
+def _run(settings: "Settings", asked: _Request) -> int:
     from tierlane_tools.simulate.recorded import RecordedTraffic, from_file, numbered
     from tierlane_tools.simulate.report import draw, require_plots, show, write_json
     from tierlane_tools.simulate.scenario import (
@@ -87,27 +128,65 @@ def _run(
         scenario_from,
         with_settings,
     )
+    from tierlane_tools.simulate.traces import trace_arrivals, trace_base, trace_replay
 
-    json, plots = outputs
-    if plots:
+    if asked.plots:
         require_plots()
+    path, given = asked.scenario, asked.given
     document = read_document(path) if path else {}
-    recording = _recorded(settings, *times)
-    if recording is None and path is None:
-        raise ScenarioError("SCENARIO: is missing; name a file, or recorded requests with --from and --to.")
-    base = recording.base if recording else DEFAULTS
-    scenario = scenario_from(with_settings(merged(base, document), changes))
+    recording = _recorded(settings, *asked.times)
+    replay = trace_replay(given, with_settings(document, asked.changes).get("seed", 1))
+    if recording and replay:
+        raise ScenarioError("--trace: cannot be used with --from and --to; name either a file or recorded requests.")
+    base = trace_base(replay, document, given) if replay else recording.base if recording else DEFAULTS
+    if recording is None and replay is None and path is None:
+        raise ScenarioError(
+            "SCENARIO: is missing; name a file, a trace with --trace, or recorded requests with --from and --to."
+        )
+    complete = with_settings(merged(base, document), asked.changes)
+    scenario = scenario_from(complete)
     arrivals = numbered(recording, scenario) if recording else []
+    if replay:
+        arrivals = trace_arrivals(replay, scenario)
+        recording = RecordedTraffic(notes=replay.notes)
     if scenario.arrivals:
         folder = path.parent if path else Path()
         arrivals = sorted([*arrivals, *from_file(folder / scenario.arrivals, scenario)])
+    if given.get("slo"):
+        return _size(asked, complete, arrivals, recording or RecordedTraffic())
     result = run_scenario(scenario, arrivals, recording or RecordedTraffic())
     show(result)
-    if json:
-        write_json(json, result)
-    if plots:
-        draw(plots, result)
+    if asked.json:
+        write_json(asked.json, result)
+    if asked.plots:
+        draw(asked.plots, result)
     return 0
+
+
+def _size(asked: _Request, document: dict[str, Any], arrivals: list[Any], recording: "RecordedTraffic") -> int:
+    """Find the fewest GPUs, and show the run with them."""
+    from tierlane_tools.bench.plan.objectives import SloError, parse_slo
+    from tierlane_tools.simulate.report import draw, show, write_json
+    from tierlane_tools.simulate.scenario import ScenarioError, scenario_from
+    from tierlane_tools.simulate.sizing import Sizer, checked, sentences, show_sizing, sizing_document
+
+    try:
+        objectives = checked(parse_slo(asked.given["slo"] or "", list(document["tiers"])))
+    except SloError as error:
+        raise ScenarioError(f"--slo: {error}.") from None
+    sizing = Sizer(document, arrivals, objectives, lambda line: typer.echo(line, err=True)).size()
+    result = run_scenario(scenario_from({**document, "gpus": sizing.least.gpus}), arrivals, recording)
+    show(result)
+    typer.echo()
+    show_sizing(sizing)
+    typer.echo()
+    for sentence in sentences(sizing):
+        typer.echo(sentence)
+    if asked.json:
+        write_json(asked.json, {**result, "sizing": sizing_document(sizing)})
+    if asked.plots:
+        draw(asked.plots, result)
+    return 0 if sizing.least.meets else 1
 
 
 def _recorded(settings: "Settings", first: str | None, last: str | None) -> "RecordedTraffic | None":

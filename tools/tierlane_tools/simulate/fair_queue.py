@@ -20,7 +20,9 @@ APART_SHARE, APART_MOST = 0.02, 16.0
 
 
 class QueuedRequest:
-    """A request from its arrival to its end. Times in seconds; `words`: its length; `estimate`: what its customer was charged."""
+    """A request from its arrival to its end. Times in seconds; `words`: its length; `estimate`: what its customer was charged;
+    `first_s`: when its first token was there, 0 if all come at once.
+    """
 
     __slots__ = (
         "arrived_s",
@@ -28,6 +30,7 @@ class QueuedRequest:
         "customer",
         "deadline_s",
         "estimate",
+        "first_s",
         "flow",
         "queue_until_s",
         "started_s",
@@ -40,7 +43,7 @@ class QueuedRequest:
         self.queue_until_s = queue_until_s
         self.deadline_s = deadline_s
         self.words = words
-        self.started_s = 0.0
+        self.started_s = self.first_s = 0.0
         self.attempts = 0
         self.flow: CustomerFlow | None = None  # If it left a backlog.
         self.estimate = 0.0

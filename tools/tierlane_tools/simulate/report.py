@@ -40,6 +40,8 @@ _COLUMNS = (
     Column("gpu_share", "GPU %"),
     Column("fairness", "FAIRNESS"),
 )
+_FIRST_TOKEN = Column("first_token_p95_ms", "FIRST P95")
+"""Only of engines with slots."""
 _CELL_COLUMNS = (
     Column("cell", "CELL", whole=True),
     Column("arrivals", "ARRIVED"),
@@ -63,7 +65,8 @@ def show(result: Document) -> None:
                 else classes
             )
             rows += [_row(each, each["class"], None) for each in shown]
-    print_rows("table", _COLUMNS, rows, "requests")
+    first = (_FIRST_TOKEN,) if any(row["first_token_p95_ms"] is not None for row in rows) else ()
+    print_rows("table", (*_COLUMNS, *first), rows, "requests")
     typer.echo()
     for line in aligned(_facts(result)):
         typer.echo(line)
@@ -79,6 +82,7 @@ def show(result: Document) -> None:
 def _row(figures: Mapping[str, Any], name: str, fairness: float | None) -> dict[str, Any]:
     arrivals = figures["arrivals"]
     return {
+        "first_token_p95_ms": None,
         **figures,
         "class": name,
         "refused_share": round(100 * figures["refused"] / arrivals, 1) if arrivals else None,

@@ -14,6 +14,7 @@ from gateway.limits.gpu_time import UNMET, jain_index
 from gateway.limits.rejections import is_capacity_rejection
 from scheduler.errors import ErrorCode
 from tierlane_tools.simulate.admission import CustomerAccount
+from tierlane_tools.simulate.fair_queue import QueuedRequest
 
 Document: TypeAlias = dict[str, Any]
 
@@ -53,7 +54,7 @@ class LatencyCounts:
 
 
 class ClassFigures:
-    """The figures of one class, or the sum of several. `gpu_ms`: by customer."""
+    """The figures of one class, or the sum of several. `gpu_ms`: by customer. `first_token`: None without slots."""
 
     def __init__(self, tier: str, name: str, customers: int) -> None:
         self.tier = tier
@@ -65,7 +66,14 @@ class ClassFigures:
         self.outcomes: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.latency = LatencyCounts()
+        self.first_token: LatencyCounts | None = None
         self.queue_ms = 0.0
+
+    def add_first_token(self, ms: float) -> None:
+        """Count the time to the first token."""
+        if self.first_token is None:
+            self.first_token = LatencyCounts()
+        self.first_token.add(ms)
 
     def add(self, other: "ClassFigures") -> None:
         """Add the figures of another class."""
@@ -77,10 +85,17 @@ class ClassFigures:
         for own, more in ((self.refused, other.refused), (self.outcomes, other.outcomes), (self.failed, other.failed)):
             own.update(more)
         self.latency.merge(other.latency)
+        if other.first_token is not None:
+            self.first_token = self.first_token or LatencyCounts()
+            self.first_token.merge(other.first_token)
 
     def document(self, gpu_ms: float) -> Document:
         """The figures; `gpu_ms`: the GPU time of all classes."""
         p50, p95, p99 = self.latency.percentiles()
+        first = dict[str, float | None]()
+        if self.first_token is not None:
+            names = ("first_token_p50_ms", "first_token_p95_ms", "first_token_p99_ms")
+            first = dict(zip(names, self.first_token.percentiles(), strict=True))
         refused, failed = sum(self.refused.values()), sum(self.failed.values())
         return {
             "tier": self.tier,
@@ -97,6 +112,7 @@ class ClassFigures:
             "p50_ms": p50,
             "p95_ms": p95,
             "p99_ms": p99,
+            **first,
             "mean_queue_ms": round(self.queue_ms / self.completed, 3) if self.completed else None,
             "gpu_s": round(self.gpu_ms / 1000, 3),
             "gpu_share": round(self.gpu_ms / gpu_ms, 4) if gpu_ms else 0.0,
@@ -284,17 +300,20 @@ class Recorder:
             self._unmet[account.number] += 1
 
     def completed(
-        self, account: CustomerAccount, arrived_s: float, latency_ms: float, queue_s: float, cost_ms: float
+        self, account: CustomerAccount, request: QueuedRequest, latency_ms: float, cost_ms: float, call_ms: float
     ) -> None:
-        """It is answered now."""
+        """It is answered now. `call_ms`: what a response takes beyond queue and GPU."""
         self._timeline.step(account.identity.tier, self._clock()).answered(latency_ms)
-        if arrived_s < self._warmup_s:
+        if request.arrived_s < self._warmup_s:
             return
+        queue_s = request.started_s - request.arrived_s
         number, figures = account.number, self._figures.classes[account.class_name]
         figures.completed += 1
         figures.gpu_ms += cost_ms
         figures.queue_ms += queue_s * 1000
         figures.latency.add(latency_ms)
+        if request.first_s:
+            figures.add_first_token((request.first_s - request.arrived_s) * 1000 + call_ms)
         self._figures.cell_latency[self._cell_of[number]].add(latency_ms)
         self._gpu_ms[number] += cost_ms
         self._waited_s[number] += queue_s

@@ -22,6 +22,9 @@ from tierlane_tools.simulate.scenario import CustomerClass, ScenarioChange, Scen
 from tierlane_tools.simulate.slots import SlottedWorker
 from tierlane_tools.simulate.worker import BEAT_S, MovesDocument, SimulatedWorker
 
+LAST_STEP_S = 1.0
+"""Between two looks whether requests are open, after the last one has arrived."""
+
 
 def identities(scenario: SimulationScenario, tiers: Sequence[Tier]) -> list[tuple[Identity, str]]:
     """All customers of the scenario, with the names of their classes."""
@@ -112,7 +115,10 @@ class RequestSimulation:
             self._publish_moves()
         loop.at(self.figures.timeline.step_s, self._sample, 1)
         self._next_arrival()
-        loop.run(scenario.ends_s + scenario.model.total_ms / 1000)
+        loop.run(scenario.ends_s)
+        last_s = scenario.ends_s + scenario.model.total_ms / 1000
+        while loop.now < last_s and any(account.in_use for account in self._accounts):
+            loop.run(min(last_s, loop.now + LAST_STEP_S))
         self._recorder.close(scenario.duration_s)
         return self.figures
 

@@ -68,6 +68,8 @@ class SlottedWorker(SimulatedWorker):
             self._advance()
             start = self._usage.start(self._loop.now)
             heapq.heappush(self._active, (self._steps + batch.words, next(self._numbers), batch, start))
+            for request in batch.requests:
+                request.first_s = self._loop.now + self._step_s()
             self._schedule()
         self.pop()
 

@@ -26,9 +26,22 @@ class UnansweredCause(StrEnum):
 
 
 class TierStatistics:
-    """The counts of one tier. `good_s`: the latency up to which a 200 is good, in seconds."""
+    """The counts of one tier. `good_s`: the latency up to which a 200 is good, in seconds. `tokens`: of the streams of a trace."""
 
-    __slots__ = ("error_latency", "errors", "good", "good_s", "latency", "name", "scheduled", "sent", "silent")
+    __slots__ = (
+        "error_latency",
+        "errors",
+        "first_token",
+        "good",
+        "good_s",
+        "latency",
+        "name",
+        "scheduled",
+        "sent",
+        "silent",
+        "tokens",
+        "wanted_tokens",
+    )
 
     def __init__(self, name: str, good_s: float = math.inf) -> None:
         self.name = name
@@ -38,6 +51,8 @@ class TierStatistics:
         self.good = 0
         self.latency = Histogram()  # Of 200 answers, from the due time.
         self.error_latency = Histogram()  # Of all other answers.
+        self.first_token = Histogram()  # Of streams with a 200, from the due time.
+        self.tokens = self.wanted_tokens = 0
         self.errors: Counter[tuple[int, str]] = Counter()  # By HTTP status and error code.
         self.silent: Counter[UnansweredCause] = Counter()
 
@@ -84,9 +99,12 @@ class TierStatistics:
             whole.scheduled += part.scheduled
             whole.sent += part.sent
             whole.good += part.good
+            whole.tokens += part.tokens
+            whole.wanted_tokens += part.wanted_tokens
             whole.errors += part.errors
             whole.silent += part.silent
         whole.latency = Histogram.merged(part.latency for part in tallies)
+        whole.first_token = Histogram.merged(part.first_token for part in tallies)
         whole.error_latency = Histogram.merged(part.error_latency for part in tallies)
         return whole
 

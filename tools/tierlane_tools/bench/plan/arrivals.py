@@ -11,6 +11,7 @@ from random import Random
 from typing import NamedTuple
 
 from tierlane_tools.bench.plan.mix import Mix, tier_at
+from tierlane_tools.traces.replay import ReplayedRequest
 
 
 class Arrivals(StrEnum):
@@ -23,10 +24,11 @@ class Arrivals(StrEnum):
 
 
 class Due(NamedTuple):
-    """One request of the schedule: seconds from the start, and the tier's place in the mix."""
+    """One request of the schedule: seconds from the start, and the tier's place in the mix. `request`: of a trace."""
 
     at_s: float
     tier: int
+    request: ReplayedRequest | None = None
 
 
 def schedule(arrivals: Arrivals, rate: float, seconds: float, mix: Mix, seed: int) -> Iterator[Due]:

@@ -12,7 +12,10 @@ SUCCESS = "success"
 ROUNDING = 1e-9
 """Seconds or shares by which a bound may be passed: 999 of 1,000 is 99.9 %, whatever floating point says."""
 
-_QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
+FIRST_TOKEN = "first_token_"  # noqa: S105 - no secret
+"""Before a metric: of the time to the first token."""
+
+_QUANTILE = re.compile(rf"(?:{FIRST_TOKEN})?p(\d{{1,2}}(?:\.\d+)?)")
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
@@ -24,7 +27,7 @@ class SloError(ValueError):
 
 @dataclass(frozen=True)
 class Objective:
-    """One demand. `bound` is seconds for a time, and a share of 0..1 for `success`."""
+    """One demand. `bound` is seconds for a time, and a share of 0..1 for `success`. `metric`: of the response, or with FIRST_TOKEN."""
 
     tier: str
     metric: str
@@ -38,6 +41,18 @@ class Objective:
             return 1.0
         match = _QUANTILE.fullmatch(self.metric)
         return float(match[1]) / 100 if match else None
+
+    @property
+    def of_first_token(self) -> bool:
+        """Whether the time to the first token is bounded."""
+        return self.metric.startswith(FIRST_TOKEN)
+
+    def judged(self, actual: float | None) -> "Judgement":
+        """Compare it with what was measured."""
+        if actual is None:
+            return Judgement(self, None, met=False)
+        is_met = actual >= self.bound - ROUNDING if self.metric == SUCCESS else actual <= self.bound + ROUNDING
+        return Judgement(self, actual, is_met)
 
 
 @dataclass(frozen=True)
@@ -71,7 +86,8 @@ def good_bounds(objectives: Sequence[Objective], tiers: Sequence[str]) -> dict[s
     bounds = {}
     for tier in tiers:
         for name in (tier, ALL):
-            own = [(o.quantile, o.bound) for o in objectives if o.tier == name and o.quantile is not None]
+            whole = [each for each in objectives if each.tier == name and not each.of_first_token]
+            own = [(each.quantile, each.bound) for each in whole if each.quantile is not None]
             if own:
                 bounds[tier] = max(own)[1]
                 break
@@ -85,11 +101,10 @@ def judge(objectives: Sequence[Objective], tallies: Mapping[str, TierStatistics]
         counters, quantile = tallies[objective.tier], objective.quantile
         if objective.metric == SUCCESS:
             actual = counters.ok / counters.scheduled if counters.scheduled else None
-            met = actual is not None and actual >= objective.bound - ROUNDING
         else:
-            actual = counters.latency.mean if quantile is None else counters.latency.quantile(quantile)
-            met = actual is not None and actual <= objective.bound + ROUNDING
-        judgements.append(Judgement(objective, actual, met))
+            times = counters.first_token if objective.of_first_token else counters.latency
+            actual = times.mean if quantile is None else times.quantile(quantile)
+        judgements.append(objective.judged(actual))
     return judgements
 
 
@@ -106,7 +121,9 @@ def _objective(part: str, tiers: Sequence[str]) -> Objective:
             raise SloError(f"{part!r} needs a percentage such as 99.9%")
         return Objective(tier, metric, float(percent[1]) / 100, part)
     if metric not in ("mean", "max") and not _QUANTILE.fullmatch(metric):
-        raise SloError(f"{part!r} has an unknown metric {metric!r}; use p50, p95, p99.9, mean, max or success")
+        raise SloError(
+            f"{part!r} has an unknown metric {metric!r}; use p50, p95, p99.9, first_token_p95, mean, max or success"
+        )
     time = _TIME.fullmatch(value)
     if time is None:
         raise SloError(f"{part!r} needs a time with its unit (us, ms or s), such as 250ms")
