@@ -10,6 +10,8 @@ import typer
 
 from tierlane.command import USAGE_ERROR, Tool, run_tool, with_example
 from tierlane.settings.declaration import Option
+from tierlane_tools.traces.options import MIX
+from tierlane_tools.traces.options import OPTIONS as TRACE_OPTIONS
 
 MIN_INPUT_BYTES = 15  # The nonce, NONCE_CHARACTERS long, and one more character.
 MAX_INPUT_BYTES = 1 << 20
@@ -32,9 +34,11 @@ OPTIONS: dict[str, Option] = {
         "KIND",
     ),
     "rate": Option("1000", "Requests a second over all tiers, in the open loop.", "RATE", 0, MAX_RATE),
-    "duration": Option("60", "Seconds that are measured.", "SECONDS", 0, MAX_SECONDS),
+    "duration": Option(
+        "60", "Seconds that are measured. With --trace, unset: to the end of the trace.", "SECONDS", 0, MAX_SECONDS
+    ),
     "warmup": Option("3", "Seconds of the same load before, not measured.", "SECONDS", 0, MAX_SECONDS),
-    "mix": Option("enterprise=0.3,paid=0.6,free=0.1", "Share of each tier; each needs a key.", "MIX"),
+    "mix": Option(MIX, "Share of each tier; each needs a key.", "MIX"),
     "keys": Option(
         "",
         "Keys to send with, a line `TIER,KEY` for each customer; those of a tier take turns. Unset: the stack file's.",
@@ -49,16 +53,20 @@ OPTIONS: dict[str, Option] = {
         MAX_INPUT_BYTES,
     ),
     "input": Option("", "Text of each input, after the number of its own. Wins over --input-bytes."),
-    "model": Option("", "Model to name in each request. Unset: the gateway's default."),
+    "model": Option("", "Model to name in each request. Unset: the gateway's default; with --trace: its first one."),
     "connections": Option(
         "128",
-        "Keep-alive connections at most. When all are busy, waiting counts as latency. Closed loop: so many.",
+        "Keep-alive connections at most. When all are busy, waiting counts as latency. Closed loop: so many. With --trace, unset: 4096.",
         "N",
         1,
         MAX_CONNECTIONS,
     ),
     "timeout": Option(
-        "10", "Seconds from its scheduled time after which a request counts as unanswered.", "SECONDS", 0, MAX_SECONDS
+        "10",
+        "Seconds from its scheduled time after which a request counts as unanswered. With --trace, unset: 600.",
+        "SECONDS",
+        0,
+        MAX_SECONDS,
     ),
     "verify": Option(
         "auto", "reversed (outputs must be the inputs reversed), off, or auto: reversed if the first ones are.", "KIND"
@@ -77,6 +85,14 @@ OPTIONS: dict[str, Option] = {
         "what a request costs beside it. off, or auto: on if the stack file names gateways.",
         "KIND",
     ),
+    **TRACE_OPTIONS,
+    "trace_api": Option(
+        "chat", "chat or completions, both as streams: the endpoint for the requests of a trace.", "KIND"
+    ),
+    "token_bytes": Option(
+        "4", "Bytes of prompt text for a token of a trace: 4 for the usual tokenizers, 1 for `tiny`.", "N", 1, 16
+    ),
+    "ignore_eos": Option("", "Ask for answers of exactly the trace's lengths; engines such as vLLM can.", switch=True),
     "json": Option("", "Write everything that was measured to this file.", "FILE"),
 }
 TOOL = Tool("bench", OPTIONS)
@@ -84,7 +100,8 @@ TOOL = Tool("bench", OPTIONS)
 
 HELP = "Load a gateway with requests of all tiers, and report responses, latencies, and the audit."
 EPILOG = with_example(
-    "bench --rate 500 --duration 20\nbench --mode closed --slo paid.p99=250ms --json result.json",
+    "bench --rate 500 --duration 20\nbench --mode closed --slo paid.p99=250ms --json result.json\n"
+    "bench --trace trace.csv --trace-rate 5 --ignore-eos",
     "Exit codes: 0 all answered and all objectives met, 1 not so, 2 wrong usage.",
 )
 
@@ -98,9 +115,10 @@ def _run(given: dict[str, Any]) -> int:
     from tierlane_local.stack_file import StackFileError
     from tierlane_tools.bench.plan.plan import BenchUsageError, read_plan
     from tierlane_tools.bench.run import run
+    from tierlane_tools.traces.request import TraceError
 
     try:
         return run(read_plan(given))
-    except (BenchUsageError, StackFileError) as error:
+    except (BenchUsageError, StackFileError, TraceError) as error:
         typer.echo(str(error), err=True)
         return USAGE_ERROR

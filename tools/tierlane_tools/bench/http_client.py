@@ -7,12 +7,18 @@ all gateways behind one port get their share.
 
 import asyncio
 import json
+import re
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 
 from tierlane_tools.bench.measurement.statistics import TierStatistics, UnansweredCause
 from tierlane_tools.bench.plan.inputs import NONCE_CHARACTERS, Inputs, json_text
+from tierlane_tools.traces.replay import ReplayedRequest
+
+TEXT = re.compile(rb'"(?:content|text|reasoning_content)":\s*"[^"]')
+"""A part of the text in an event of a stream."""
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -73,14 +79,19 @@ class BenchResponse(NamedTuple):
 class ResponseParser:
     """Puts answers together from reads of any size."""
 
-    __slots__ = ("_buffer", "_wanted")
+    __slots__ = ("_buffer", "_chunked", "_head_end", "_wanted")
 
     def __init__(self) -> None:
         self._buffer = b""
         self._wanted = 0  # Bytes without which another look at the buffer is useless.
+        self._chunked = bytearray()  # An answer in chunked encoding whose head has been read; empty without one.
+        self._head_end = 0
 
     def feed(self, data: bytes) -> BenchResponse | None:
         """Take what was read; return the answer once it is whole. Raises WireError."""
+        if self._chunked:
+            self._chunked += data
+            return self._parse_chunked()
         if self._buffer:
             data = self._buffer + data
         elif (usual := _usual(data)) is not None:
@@ -107,7 +118,9 @@ class ResponseParser:
             self._buffer, self._wanted = b"", 0
             return self._parse(data[start:])
         if _CHUNKED in head:
-            return self._parse_chunked(data, status, head_end)
+            self._buffer, self._wanted = b"", 0
+            self._chunked, self._head_end = bytearray(data), head_end
+            return self._parse_chunked()
         end = start + _body_length(head, status)
         if len(data) < end:
             self._buffer, self._wanted = data, end
@@ -117,19 +130,24 @@ class ResponseParser:
         self._buffer, self._wanted = b"", 0
         return BenchResponse(status, data[:head_end], data[start:], _keeps_alive(head))
 
-    def _parse_chunked(self, data: bytes, status: int, head_end: int) -> BenchResponse | None:
-        head = data[:head_end].lower()
+    def has_text(self) -> bool:
+        """Whether a part of the text of a stream has come, of an answer that is not whole."""
+        return TEXT.search(self._chunked, self._head_end) is not None
+
+    def _parse_chunked(self) -> BenchResponse | None:
+        data, head_end = self._chunked, self._head_end
         # A stream that fails ends with its error event, without a last chunk.
-        failed = data.endswith(_EVENT_END) and _ERROR in data[-_MAX_ERROR_BYTES:] and _EVENTS in head
-        whole = data + _LAST_CHUNK if failed else data
-        body = _joined(whole, head_end + 4) if whole.endswith(_LAST_CHUNK) else None
+        failed = data.endswith(_EVENT_END) and _ERROR in data[-_MAX_ERROR_BYTES:] and _EVENTS in data[:head_end].lower()
+        body = None
+        if failed or data.endswith(_LAST_CHUNK):
+            body = _joined(bytes(data) + (_LAST_CHUNK if failed else b""), head_end + 4)
         if body is None:
             if len(data) > MAX_BODY_BYTES:
                 raise WireError(f"The answer's body is larger than {MAX_BODY_BYTES} bytes.")
-            self._buffer, self._wanted = data, 0
             return None
-        self._buffer, self._wanted = b"", 0
-        return BenchResponse(status, data[:head_end], body, keep_alive=not failed and _keeps_alive(head))
+        head = bytes(data[:head_end])
+        self._chunked = bytearray()
+        return BenchResponse(int(head[9:12]), head, body, keep_alive=not failed and _keeps_alive(head.lower()))
 
 
 def _joined(data: bytes, at: int) -> bytes | None:
@@ -198,15 +216,20 @@ def header(head: bytes, name: bytes) -> bytes | None:
 
 
 class Pending:
-    """A request that is due. `due_s` on the load's clock; `tier` is its place in the mix."""
+    """A request that is due. `due_s` on the load's clock; `tier` is its place in the mix.
 
-    __slots__ = ("counters", "due_s", "nonce", "tier")
+    `replayed`: of a trace. `first_at`: when the first text of its stream came, on the clock of `perf_counter`; 0 before.
+    """
+
+    __slots__ = ("counters", "due_s", "first_at", "nonce", "replayed", "tier")
 
     def __init__(self, due_s: float, tier: int, nonce: bytes, counters: TierStatistics) -> None:
         self.due_s = due_s
         self.tier = tier
         self.nonce = nonce
         self.counters = counters
+        self.replayed: ReplayedRequest | None = None
+        self.first_at = 0.0
 
 
 class Owner(Protocol):
@@ -259,6 +282,9 @@ class BenchConnection(asyncio.Protocol):
         except WireError as error:
             self._end(UnansweredCause.MALFORMED, str(error))
             return
+        if pending.replayed is not None and not pending.first_at:
+            began = self._parser.has_text() if response is None else TEXT.search(response.body) is not None
+            pending.first_at = time.perf_counter() if began else 0.0
         if response is not None:
             self.pending = None
             self._owner.answered(self, pending, response)

@@ -75,7 +75,8 @@ class BenchLoad(ABC):
         self._settled = 0
         self._done = asyncio.Event()
         self._pool: ConnectionPool | None = None
-        self._started = 0.0
+        self.started = 0.0
+        """On the clock of `perf_counter`."""
         self.answers = 0
         self.ids = AnswerIds()
         self.details: dict[UnansweredCause, str] = {}  # The first sentence for each kind of silence.
@@ -101,11 +102,11 @@ class BenchLoad(ABC):
 
     def elapsed_s(self) -> float:
         """Seconds since the start: the clock of the schedule."""
-        return clock() - self._started
+        return clock() - self.started
 
     def begin(self) -> None:
         """Start to send; `finish` must be awaited."""
-        self._started = clock()
+        self.started = clock()
         self._start()
         self._sweep()
 
@@ -156,8 +157,14 @@ class BenchLoad(ABC):
         return self._forms[pending.tier]().encode(pending.nonce)
 
     def _answered(self, pending: Pending, response: BenchResponse) -> Pending | None:
-        latency_s = clock() - self._started - pending.due_s
         self.answers += 1
+        self._file(pending, response, clock() - self.started - pending.due_s)
+        following = self._following()
+        self._settle()
+        return following
+
+    def _file(self, pending: Pending, response: BenchResponse, latency_s: float) -> None:
+        """Count an answer under its tier."""
         if response.status == 200:
             pending.counters.completed(latency_s)
             self._check.look(pending.nonce, response.body)
@@ -166,9 +173,6 @@ class BenchLoad(ABC):
             code = error_code(response.body)
             pending.counters.failed(response.status, code, latency_s)
             self.ids.add(fate_of(response.status, code), request_id_hex(response))
-        following = self._following()
-        self._settle()
-        return following
 
     def _silent(self, pending: Pending, why: UnansweredCause, detail: str) -> None:
         pending.counters.unanswered(why)
@@ -238,7 +242,8 @@ class OpenLoad(BenchLoad):
         # What falls due during this loop waits for the next one, so that answers are read in between.
         while due is not None and due.at_s <= now_s:
             pending = self._made(due.at_s, due.tier)
-            self._phase.lag.record(clock() - self._started - due.at_s)
+            pending.replayed = due.request
+            self._phase.lag.record(clock() - self.started - due.at_s)
             # Known before the request can end, since the last end closes the run.
             due = self._next = next(self._schedule, None)
             self.pool.submit(pending)

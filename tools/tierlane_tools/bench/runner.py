@@ -30,6 +30,7 @@ from tierlane_tools.bench.plan.inputs import TAG_CHARACTERS, Inputs
 from tierlane_tools.bench.plan.objectives import good_bounds
 from tierlane_tools.bench.plan.plan import BenchPlan, EchoMode, TargetAddress
 from tierlane_tools.bench.tier_keys import keys_for, read_keys
+from tierlane_tools.bench.trace_load import TraceLoad, replay_load
 from tierlane_tools.bench.verification.audit import AuditResult, AuditWindow, check_audit, key_id
 from tierlane_tools.bench.verification.output_check import OutputCheck
 
@@ -99,6 +100,7 @@ class Measurement:
     window_s: float = 0.0  # How long the window was measured in truth.
     window_answers: int = 0  # Answers that came in it, which its CPU seconds are divided by.
     window_completed: list[tuple[int, int]] = field(default_factory=list)  # By tier: 200 answers in it, good ones.
+    window_tokens: list[int] = field(default_factory=list)  # By tier: tokens of streams that ended in it.
     cpu: CpuUse = field(default_factory=CpuUse)
     own_cpu_s: float = 0.0
     rss: tuple[dict[str, int], dict[str, int]] = field(default_factory=lambda: ({}, {}))  # Bytes by role, at both ends.
@@ -197,6 +199,7 @@ class CounterReading:
     at_s: float
     answers: int
     completed: list[tuple[int, int]]  # By tier: 200 answers, and good ones among them.
+    tokens: list[int]  # By tier.
     own_cpu_s: float
 
 
@@ -223,7 +226,12 @@ class _Run:
         self._check = OutputCheck(plan.verify, inputs)
         self._end_s = plan.warmup + plan.duration
         self._phases = [Phase(plan.warmup, self._found.warmup), Phase(self._end_s, self._found.measured)]
-        self._load = Traffic(plan, self._keys, inputs, self._check).load(address, self._phases)
+        traffic = Traffic(plan, self._keys, inputs, self._check)
+        self._load: BenchLoad
+        if plan.requests:
+            self._load = replay_load(traffic, address, self._phases)
+        else:
+            self._load = traffic.load(address, self._phases)
         self._timeline = Timeline(self._found.warmup, self._found.measured)
 
     async def measure(self) -> Measurement:
@@ -249,7 +257,7 @@ class _Run:
                 for task in watching:
                     task.cancel()
                 await asyncio.gather(*watching, return_exceptions=True)
-        found.lag = self._phases[1].lag
+        found.lag = load.sent_lag if isinstance(load, TraceLoad) else self._phases[1].lag
         found.waited_for_connection = load.pool.waited
         found.strays = load.pool.strays
         found.verify = "reversed" if self._check.active else "off"
@@ -279,6 +287,7 @@ class _Run:
         found.window_completed = [
             (late[0] - early[0], late[1] - early[1]) for early, late in zip(begin.completed, end.completed, strict=True)
         ]
+        found.window_tokens = [late - early for early, late in zip(begin.tokens, end.tokens, strict=True)]
         found.cpu = cpu_between(before, after)
         found.own_cpu_s = end.own_cpu_s - begin.own_cpu_s
         found.rss = (rss_by_role(before), rss_by_role(after))
@@ -296,7 +305,10 @@ class _Run:
             (early.ok + late.ok, early.good + late.good)
             for early, late in zip(self._found.warmup, self._found.measured, strict=True)
         ]
-        return CounterReading(self._load.elapsed_s(), self._load.answers, completed, time.process_time())
+        tokens = [
+            early.tokens + late.tokens for early, late in zip(self._found.warmup, self._found.measured, strict=True)
+        ]
+        return CounterReading(self._load.elapsed_s(), self._load.answers, completed, tokens, time.process_time())
 
     def _read_processes(self) -> list[ProcessCpu]:
         # Read anew, because a process may have been replaced meanwhile.

@@ -1,11 +1,11 @@
 """The plan of a run: its options, checked. A wrong option is reported in one sentence that names it."""
 
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from tierlane.command import OptionReader
@@ -15,6 +15,11 @@ from tierlane_tools.bench.plan.inputs import filler_of
 from tierlane_tools.bench.plan.mix import Mix, MixError, parse_mix
 from tierlane_tools.bench.plan.objectives import Objective, SloError, parse_share, parse_slo
 from tierlane_tools.bench.verification.output_check import Verify
+from tierlane_tools.traces.plan import TraceOptions, read_trace_options
+from tierlane_tools.traces.replay import ReplayedRequest
+
+TRACE_CONNECTIONS, TRACE_TIMEOUT_S = "4096", "600"
+"""Defaults with a trace, whose answers may take minutes."""
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -43,6 +48,18 @@ class LoadMode(StrEnum):
     """The answer to the one before."""
 
 
+class TraceApi(StrEnum):
+    """The endpoint for the requests of a trace."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+    @property
+    def path(self) -> str:
+        """Its path."""
+        return "/v1/chat/completions" if self is TraceApi.CHAT else "/v1/completions"
+
+
 class EchoMode(StrEnum):
     """Whether a bare echo is measured beside the stack."""
 
@@ -54,7 +71,10 @@ class EchoMode(StrEnum):
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """The options, checked. Times in seconds; `url` is empty when the stack file shall say."""
+    """The options, checked. Times in seconds; `url` is empty when the stack file shall say.
+
+    `requests` and `notes`: of the trace, once its file was read. `measures_all`: the duration is that of the trace.
+    """
 
     url: str
     stack: Path
@@ -76,11 +96,24 @@ class BenchPlan:
     max_error_rate: float | None
     echo: EchoMode
     json: Path | None
+    trace: TraceOptions | None = None
+    measures_all: bool = False
+    trace_api: TraceApi = TraceApi.CHAT
+    token_bytes: int = 4
+    ignore_eos: bool = False
+    requests: Sequence[ReplayedRequest] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_plan(given: Mapping[str, str | None]) -> BenchPlan:
+def read_plan(given: Mapping[str, Any]) -> BenchPlan:
     """Check all options; those of None have their default. Raises UsageError."""
-    return _PlanReader(TOOL, given, BenchUsageError).plan()
+    options = {name: value for name, value in given.items() if not TOOL.options[name].switch}
+    if options.get("trace"):
+        defaults = {"connections": TRACE_CONNECTIONS, "timeout": TRACE_TIMEOUT_S}
+        options = {**options, **{name: value for name, value in defaults.items() if options.get(name) is None}}
+    plan = _PlanReader(TOOL, options, BenchUsageError).plan()
+    measures_all = options.get("duration") is None
+    return replace(plan, ignore_eos=bool(given.get("ignore_eos")), measures_all=measures_all)
 
 
 class _PlanReader(OptionReader):
@@ -88,10 +121,23 @@ class _PlanReader(OptionReader):
         mix = self._parsed("mix", parse_mix)
         text = self.text("input")
         share = self.text("max_error_rate")
+        seed = self.integer("seed") if self.text("seed") else secrets.randbits(32)
+        trace = read_trace_options(self, mix, seed)
+        mode, verify, echo = (
+            self._choice("mode", LoadMode),
+            self._choice("verify", Verify),
+            self._choice("echo", EchoMode),
+        )
+        if trace is not None:
+            mix = trace.mix
+            for option, value in (("mode", LoadMode.CLOSED), ("verify", Verify.REVERSED), ("echo", EchoMode.ON)):
+                if value in (mode, verify, echo):
+                    raise self.fault(option, f"{value} is not possible with --trace.")
+            verify, echo = Verify.OFF, EchoMode.OFF
         return BenchPlan(
             url=self.text("url"),
             stack=Path(self.text("stack")),
-            mode=self._choice("mode", LoadMode),
+            mode=mode,
             rate=self.number("rate", positive=True),
             duration=self.number("duration", positive=True),
             warmup=self.number("warmup"),
@@ -102,13 +148,16 @@ class _PlanReader(OptionReader):
             model=self.text("model") or None,
             connections=self.integer("connections"),
             timeout=self.number("timeout", positive=True),
-            verify=self._choice("verify", Verify),
+            verify=verify,
             audit_wait=self.number("audit_wait"),
-            seed=self.integer("seed") if self.text("seed") else secrets.randbits(32),
+            seed=seed,
             slo=self._parsed("slo", lambda value: parse_slo(value, mix.tiers)),
             max_error_rate=self._parsed("max_error_rate", parse_share) if share else None,
-            echo=self._choice("echo", EchoMode),
+            echo=echo,
             json=self.path("json"),
+            trace=trace,
+            trace_api=self._choice("trace_api", TraceApi),
+            token_bytes=self.integer("token_bytes"),
         )
 
     def _parsed(self, option: str, parse: Callable[[str], T]) -> T:
@@ -125,8 +174,8 @@ class _PlanReader(OptionReader):
             raise self.fault(option, f"must be one of {', '.join(kind)}, got {text!r}.") from None
 
 
-def read_address(url: str) -> TargetAddress:
-    """Take a URL apart; its path, if any, goes before `/v1/inference`. Raises UsageError."""
+def read_address(url: str, endpoint: str = "/v1/inference") -> TargetAddress:
+    """Take a URL apart; its path, if any, goes before the endpoint. Raises UsageError."""
     where = TOOL.both_names("url")
     try:
         parts = urlsplit(url)
@@ -137,4 +186,4 @@ def read_address(url: str) -> TargetAddress:
         raise BenchUsageError(f"{where}: must be http://HOST:PORT (plain TCP, no TLS), got {url!r}.")
     if parts.username or parts.query or parts.fragment:
         raise BenchUsageError(f"{where}: must hold no user, query or fragment.")
-    return TargetAddress(parts.hostname, port, parts.netloc, parts.path.rstrip("/") + "/v1/inference")
+    return TargetAddress(parts.hostname, port, parts.netloc, parts.path.rstrip("/") + endpoint)

@@ -28,6 +28,7 @@ def document(plan: BenchPlan, url: str, found: Measurement) -> Document:
     problems = faults(plan, found)
     completed = sum(ok for ok, _ in found.window_completed)
     good = sum(good for _, good in found.window_completed)
+    tokens = found.window_tokens or [0] * len(found.measured)
     before, after = found.rss
     return {
         "passed": not problems,
@@ -35,7 +36,7 @@ def document(plan: BenchPlan, url: str, found: Measurement) -> Document:
         "warnings": warnings(found),
         "started_at": found.started_at.isoformat(),
         "duration_s": found.window_s,
-        **_figures(TierStatistics.merged(ALL, found.measured), completed, good, found.window_s),
+        **_figures(TierStatistics.merged(ALL, found.measured), completed, good, sum(tokens), found.window_s),
         "error_rate": error_rate(found),
         "crossed": found.crossed,
         "verified": found.verified,
@@ -43,8 +44,10 @@ def document(plan: BenchPlan, url: str, found: Measurement) -> Document:
         "stray_answers": found.strays,
         "answers_without_id": found.without_id,
         "tiers": {
-            counters.name: _figures(counters, *completed_and_good, found.window_s)
-            for counters, completed_and_good in zip(found.measured, found.window_completed, strict=True)
+            counters.name: _figures(counters, *completed_and_good, of_tier, found.window_s)
+            for counters, completed_and_good, of_tier in zip(
+                found.measured, found.window_completed, tokens, strict=True
+            )
         },
         "warmup": _counts(TierStatistics.merged(ALL, found.warmup)),
         **_cpu(found),
@@ -68,13 +71,22 @@ def document(plan: BenchPlan, url: str, found: Measurement) -> Document:
     }
 
 
-def _figures(counters: TierStatistics, completed: int, good: int, window_s: float) -> Document:
+def _figures(counters: TierStatistics, completed: int, good: int, tokens: int, window_s: float) -> Document:
     """Counts and latencies of requests that were due in the window; rates of answers that came in it."""
+    streams: Document = {}
+    if counters.wanted_tokens:
+        streams = {
+            "total_output_tokens": counters.tokens,
+            "wanted_output_tokens": counters.wanted_tokens,
+            "output_throughput": tokens / window_s if window_s else 0.0,
+            **{f"{name.replace('deviation', 'std')}_ttft_ms": ms for name, ms in _times(counters.first_token).items()},
+        }
     return {
         **_counts(counters),
         "request_throughput": completed / window_s if window_s else 0.0,
         "request_goodput": good / window_s if window_s else 0.0,
         **{f"{name.replace('deviation', 'std')}_e2el_ms": value for name, value in _times(counters.latency).items()},
+        **streams,
         "error_latency_ms": _times(counters.error_latency),
         "histogram_ms": [[_as_ms(upper), count] for upper, count in counters.latency.steps()],
     }
@@ -164,6 +176,7 @@ def _settings(plan: BenchPlan, url: str, found: Measurement) -> Document:
         "verify": found.verify,
         "slo": [objective.text for objective in plan.slo],
         "max_error_rate": plan.max_error_rate,
+        "trace": {"file": str(plan.trace.path), "api": plan.trace_api.value, **plan.notes} if plan.trace else None,
     }
 
 

@@ -10,11 +10,14 @@ from tierlane_tools.bench.plan.objectives import ALL
 from tierlane_tools.bench.report.document import Document
 
 LATENCIES = ("median", "p95", "p99", "p99.9", "max")
+FIRST_TOKENS = ("median", "p95", "p99")
 
 
 def show(console: Console, result: Document) -> None:
     """Print the whole report."""
     console.print(_tier_table(result))
+    if result["settings"]["trace"]:
+        console.print(_stream_table(result))
     errors = []
     for name, tier in result["tiers"].items():
         errors += [[name, str(e["status"]), e["code"] or "-", str(e["count"])] for e in tier["errors"]]
@@ -77,6 +80,17 @@ def _tier_table(result: Document) -> Table:
     return _table(columns, rows)
 
 
+def _stream_table(result: Document) -> Table:
+    """The streams of a trace."""
+    rows = []
+    for name, figures in [*result["tiers"].items(), (ALL, result)]:
+        if "output_throughput" in figures:
+            times = [_number(figures[f"{time}_ttft_ms"]) for time in FIRST_TOKENS]
+            counts = f"{figures['total_output_tokens']} of {figures['wanted_output_tokens']}"
+            rows.append([name, *times, f"{figures['output_throughput']:.1f}", counts])
+    return _table(("first token", *FIRST_TOKENS, "tokens/s", "tokens of the trace's"), rows)
+
+
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
@@ -99,6 +113,7 @@ def _lines(result: Document) -> list[str]:
     lines = [
         scheduled,
         f"seed {result['seed']}" + ("" if closed else f", generator late by {late}"),
+        *(f"{name}: {escape(note)}" for name, note in (result["settings"]["trace"] or {}).items()),
         f"answers: {result['verified']} verified, {result['crossed']} crossed",
     ]
     if result["cpu_over_echo"]:
