@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPException
 
+from tierlane_tools.bench.command import TOOL
 from tierlane_tools.bench.http_client import TEXT, BenchResponse, Pending
 from tierlane_tools.bench.load import OpenLoad, Phase, Traffic, error_code
 from tierlane_tools.bench.measurement.histogram import Histogram
 from tierlane_tools.bench.plan.arrivals import Due
 from tierlane_tools.bench.plan.inputs import Inputs
-from tierlane_tools.bench.plan.plan import TOOL, BenchPlan, BenchUsageError, TargetAddress, TraceApi
+from tierlane_tools.bench.plan.plan import BenchPlan, BenchUsageError, TargetAddress, TraceApi
 from tierlane_tools.bench.plan.prompts import Prompts
 from tierlane_tools.bench.verification.answer_ids import request_id_hex
 from tierlane_tools.bench.verification.fate import fate_of

@@ -55,7 +55,7 @@ EXAMPLE = (
 )
 
 
-class _Request(NamedTuple):
+class _CommandLine(NamedTuple):
     """What the command line asks for. `times`: of recorded requests; `given`: the options of TOOL; `changes`: of `--set`."""
 
     scenario: Path | None
@@ -96,7 +96,7 @@ def simulate(
     fields = [*(changes or []), *([f"gpus={gpus}"] if gpus else []), *([f"seed={seed}"] if seed else [])]
 
     def prepare() -> Verb:
-        return lambda settings: _run(settings, _Request(scenario, (first, last), given, fields, json, plots))
+        return lambda settings: _run(settings, _CommandLine(scenario, (first, last), given, fields, json, plots))
 
     carry_out(prepare, config, database=False, data_dir=data_dir, pool=pool)
 
@@ -117,7 +117,7 @@ def _add_command() -> None:
 _add_command()
 
 
-def _run(settings: "Settings", asked: _Request) -> int:
+def _run(settings: "Settings", asked: _CommandLine) -> int:
     from tierlane_tools.simulate.recorded import RecordedTraffic, from_file, numbered
     from tierlane_tools.simulate.report import draw, require_plots, show, write_json
     from tierlane_tools.simulate.scenario import (
@@ -163,7 +163,7 @@ def _run(settings: "Settings", asked: _Request) -> int:
     return 0
 
 
-def _size(asked: _Request, document: dict[str, Any], arrivals: list[Any], recording: "RecordedTraffic") -> int:
+def _size(asked: _CommandLine, document: dict[str, Any], arrivals: list[Any], recording: "RecordedTraffic") -> int:
     """Find the fewest GPUs, and show the run with them."""
     from tierlane_tools.bench.plan.objectives import SloError, parse_slo
     from tierlane_tools.simulate.report import draw, show, write_json

@@ -209,9 +209,9 @@ def _vllm(path: Path, file: TextIO) -> Iterator[TraceRequest]:
     waits, errors = result.queue_times or [0.0] * len(starts), result.errors or [""] * len(starts)
     if {len(inputs), len(outputs), len(waits), len(errors)} != {len(starts)}:
         raise TraceError(f"--trace: {path} has lists of different lengths; it is no whole result.")
-    for start, wait, read, written, error in zip(starts, waits, inputs, outputs, errors, strict=True):
+    for start, wait, read, written, reason in zip(starts, waits, inputs, outputs, errors, strict=True):
         # A request that waited for --max-concurrency arrived before it was sent.
-        yield TraceRequest(start - wait, read, written, failed=bool(error) or not written)
+        yield TraceRequest(start - wait, read, written, failed=bool(reason) or not written)
 
 
 FORMATS = {

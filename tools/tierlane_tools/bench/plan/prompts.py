@@ -12,67 +12,11 @@ from tierlane_tools.traces.replay import ReplayedRequest
 
 BLOCK_TOKENS = 512
 """Of the blocks in Mooncake's traces."""
-_WORDS = [
-    "the",
-    "and",
-    "for",
-    "are",
-    "but",
-    "not",
-    "you",
-    "all",
-    "any",
-    "can",
-    "had",
-    "her",
-    "was",
-    "one",
-    "our",
-    "out",
-    "day",
-    "get",
-    "has",
-    "him",
-    "his",
-    "how",
-    "man",
-    "new",
-    "now",
-    "old",
-    "see",
-    "two",
-    "way",
-    "who",
-    "boy",
-    "did",
-    "its",
-    "let",
-    "put",
-    "say",
-    "she",
-    "too",
-    "use",
-    "dad",
-    "mom",
-    "car",
-    "cat",
-    "dog",
-    "run",
-    "sun",
-    "red",
-    "big",
-    "end",
-    "far",
-    "few",
-    "got",
-    "hot",
-    "job",
-    "key",
-    "law",
-    "lot",
-    "map",
-    "men",
-]
+_TEXT = (
+    "the and for are but not you all any can had her was one our out day get has him his how man new now old see two way "
+    "who boy did its let put say she too use dad mom car cat dog run sun red big end far few got hot job key law lot map "
+)
+"""Words of three letters, each with its space."""
 _POOL_WORDS = 1 << 17
 _WORD_BYTES = 4
 _LETTERS = 26
@@ -85,8 +29,8 @@ class Prompts:
     """Makes prompts; equal seeds make equal texts."""
 
     def __init__(self, seed: int, token_bytes: int = _WORD_BYTES) -> None:
-        words = Random(f"{seed}/prompts").choices(_WORDS, k=_POOL_WORDS)
-        self._pool = "".join(f"{word} " for word in words).encode() * 2
+        words = [_TEXT[at : at + _WORD_BYTES] for at in range(0, len(_TEXT), _WORD_BYTES)]
+        self._pool = "".join(Random(f"{seed}/prompts").choices(words, k=_POOL_WORDS)).encode() * 2
         self._token_bytes = token_bytes
 
     def text(self, request: ReplayedRequest, nonce: bytes) -> bytes:
