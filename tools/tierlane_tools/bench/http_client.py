@@ -331,14 +331,18 @@ class ConnectionPool:
         encode: Callable[[Pending], bytes],
         on_answer: OnAnswer,
         on_silence: OnSilence,
+        spare: int = 0,
     ) -> None:
-        """`timeout_s`: how long after its due time a request may end in an answer. `encode` makes its bytes."""
+        """`timeout_s`: how long after its due time a request may end in an answer. `encode` makes its bytes. `spare`: free
+        connections that are opened before a request needs one.
+        """
         self._address = (host, port)
         self._cap = cap
         self._timeout_s = timeout_s
         self._encode = encode
         self._on_answer = on_answer
         self._on_silence = on_silence
+        self._spare = spare
         self._free: deque[BenchConnection] = deque()
         self._open: set[BenchConnection] = set()
         # Bounded by `expire`: nothing stays longer than the timeout.
@@ -351,10 +355,15 @@ class ConnectionPool:
         """Send a request now or as soon as there is a connection."""
         if self._free and not self._backlog:
             self._send(self._free.popleft(), pending)
+            self._grow(self._spare)  # Not after an attempt to connect, which a dead server would have repeated forever.
             return
         self.waited += 1
         self._backlog.append(pending)
         self._grow()
+
+    async def open_spare(self) -> None:
+        """Open the first spare connections."""
+        await asyncio.gather(*(self._connect() for _ in range(min(self._spare, self._cap))))
 
     def expire(self, now_s: float) -> None:
         """End what was due more than the timeout ago (`now_s` on the clock of `Pending.due_s`)."""
@@ -415,10 +424,11 @@ class ConnectionPool:
         pending.counters.sent += 1
         connection.send(pending, self._encode(pending))
 
-    def _grow(self) -> None:
-        """Open one connection where somebody waits for one that nobody opens."""
+    def _grow(self, spare: int = 0) -> None:
+        """Open one connection where somebody waits for one that nobody opens, or fewer than `spare` are free."""
         opening = len(self._opening)
-        if len(self._backlog) > opening and len(self._open) + opening < self._cap:
+        wanted = max(len(self._backlog), spare - len(self._free))
+        if wanted > opening and len(self._open) + opening < self._cap:
             task = asyncio.get_running_loop().create_task(self._connect())
             self._opening.add(task)
             task.add_done_callback(self._connected)

@@ -81,8 +81,8 @@ class BenchLoad(ABC):
         self.ids = AnswerIds()
         self.details: dict[UnansweredCause, str] = {}  # The first sentence for each kind of silence.
 
-    def connect(self, host: str, port: int, *, connections: int, timeout_s: float) -> None:
-        """Say where to. Connections are opened as they are needed."""
+    def connect(self, host: str, port: int, *, connections: int, timeout_s: float, spare: int = 0) -> None:
+        """Say where to. Connections are opened as they are needed, and so that `spare` ones are free."""
         self._pool = ConnectionPool(
             host,
             port,
@@ -91,6 +91,7 @@ class BenchLoad(ABC):
             encode=self._encode,
             on_answer=self._answered,
             on_silence=self._silent,
+            spare=spare,
         )
 
     @property

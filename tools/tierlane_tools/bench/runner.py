@@ -243,6 +243,7 @@ class _Run:
                 with _no_collector():
                     found.echo = await measure_echo(self._plan, self._keys, gateways or 1)
         with _no_collector(), _interruptible(self._interrupt):
+            await load.pool.open_spare()
             found.started_at = datetime.now(UTC)
             load.begin()
             finished = asyncio.create_task(load.finish(), name="load")

@@ -23,6 +23,8 @@ from tierlane_tools.bench.verification.output_check import OutputCheck
 from tierlane_tools.traces.replay import ReplayedRequest
 
 MODELS_TIMEOUT_S = 10
+SPARE_CONNECTIONS = 32
+"""Requests of a burst that need not wait for a new connection."""
 FAILED_STREAM = 500
 """The status that a failed stream would have had, for what its error says of the audit."""
 _ERROR = b'data: {"error":'
@@ -113,7 +115,9 @@ def replay_load(traffic: Traffic, address: TargetAddress, phases: Sequence[Phase
         load = TraceLoad(plan, address, traffic.keys, phases=phases, inputs=traffic.inputs, check=traffic.check)
     except ValueError as error:
         raise BenchUsageError(f"A key cannot be used: {error}") from None
-    load.connect(address.host, address.port, connections=plan.connections, timeout_s=plan.timeout)
+    load.connect(
+        address.host, address.port, connections=plan.connections, timeout_s=plan.timeout, spare=SPARE_CONNECTIONS
+    )
     return load
 
 
