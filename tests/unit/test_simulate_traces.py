@@ -15,7 +15,7 @@ from tierlane_tools.simulate.sizing import Sizer, checked, sentences
 from tierlane_tools.simulate.traces import trace_arrivals, trace_base, trace_replay
 from tierlane_tools.traces.samples import sample_requests, write_samples
 
-SECONDS, RATE = 60.0, 20.0
+SECONDS, RATE = 30.0, 20.0
 SAMPLE = sample_requests(SECONDS, RATE)
 ANSWERED = [each for each in SAMPLE if not each.failed]
 TIERS = ["enterprise", "paid", "free"]
@@ -43,7 +43,7 @@ def test_a_trace_needs_no_scenario(name: str, samples: dict[str, Path], tmp_path
     assert found["simulated_s"] == pytest.approx(SECONDS, abs=2)
     assert set(found["tiers"]) == {"paid", "free"}
     for tier in found["tiers"].values():
-        assert tier["arrivals"] == tier["completed"] > 100
+        assert tier["arrivals"] == tier["completed"] > 40
         assert 0 < tier["first_token_p95_ms"] < tier["p50_ms"]
     assert "read" in found["notes"]["trace"]
 
@@ -145,22 +145,22 @@ def test_the_fewest_gpus_meet_the_objectives_and_one_less_does_not(samples: dict
 
 def test_settings_for_fewer_gpus_are_tried_alone(samples: dict[str, Path]) -> None:
     """Each of them meets the objectives with its number of GPUs, and is an option that can be copied."""
-    one, _ = sizer(samples, "enterprise.first_token_p95=150ms", gpus=4)
+    one, _ = sizer(samples, "free.first_token_p95=1s", gpus=4)
     sizing = one.size()
 
+    assert any(trial.setting.startswith("tiers.free.guaranteed_share=") for trial in sizing.settings)
     for trial in sizing.settings:
         assert trial.gpus < sizing.least.gpus
         assert one.trial(trial.gpus, trial.setting).meets
         assert any(f"--set {trial.setting}" in sentence for sentence in sentences(sizing))
 
 
-def test_objectives_that_nothing_meets(samples: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token takes longer than that with any number of GPUs."""
-    monkeypatch.setattr("tierlane_tools.simulate.sizing.MOST_GPUS", 4)
-    one, lines = sizer(samples, "all.first_token_p50=1ms", gpus=1)
+def test_objectives_that_nothing_meets(samples: dict[str, Path]) -> None:
+    """A token takes longer than that with any number of GPUs, so not all numbers are tried."""
+    one, lines = sizer(samples, "all.first_token_p50=1ms", gpus=4)
     sizing = one.size()
 
-    assert (sizing.least.gpus, sizing.least.meets, sizing.one_less) == (4, False, None)
+    assert (sizing.least.gpus, sizing.least.meets, sizing.one_less) == (16, False, None)
     assert len(lines) == 3
     assert "may be out of reach" in sentences(sizing)[0]
 

@@ -16,6 +16,10 @@ from tierlane_tools.simulate.scenario import ScenarioError, SimulationScenario, 
 MOST_GPUS = 1024
 MORE_SHARES = (0.1, 0.25)
 """Added to the guaranteed share of a tier that misses an objective."""
+STEPS = 10
+"""Doublings up to MOST_GPUS."""
+ALL_SERVED = 0.001
+"""Up to this share of refused or failed requests, more GPUs only make the others faster."""
 SHED_PARTS = (0.5, 0.2)
 """Of the `shed_wait_ms` of its own and of tiers below."""
 
@@ -68,15 +72,17 @@ class Sizer:
         self._arrivals = arrivals
         self._objectives = objectives
         self._say = say
+        self._known: dict[tuple[int, str], Trial] = {}
 
     def size(self) -> Sizing:
         """Find the fewest GPUs, then settings for one less."""
         scenario = scenario_from(self._document)
         most, low = self.trial(scenario.gpus), 0
         while not most.meets:
-            if most.gpus >= MOST_GPUS:
+            fewer = most
+            low, most = fewer.gpus, self.trial(min(MOST_GPUS, 2 * fewer.gpus))
+            if not most.meets and (most.gpus >= MOST_GPUS or not _helps(fewer, most)):
                 return Sizing(most, None, ())
-            low, most = most.gpus, self.trial(min(MOST_GPUS, 2 * most.gpus))
         least = self._fewest(low, most)
         if least.gpus == 1:
             return Sizing(least, None, ())
@@ -89,7 +95,9 @@ class Sizer:
         return Sizing(least, one_less, tuple(sorted(found, key=lambda each: each.gpus)))
 
     def trial(self, gpus: int, setting: str = "") -> Trial:
-        """Simulate."""
+        """Simulate, once."""
+        if (gpus, setting) in self._known:
+            return self._known[gpus, setting]
         scenario = scenario_from(with_settings(self._document, [*([setting] if setting else []), f"gpus={gpus}"]))
         figures = RequestSimulation(scenario, self._arrivals).run()
         tiers = {ALL: ClassFigures(ALL, "", 0)}
@@ -98,8 +106,8 @@ class Sizer:
             tiers[ALL].add(each)
         judgements = tuple(each.judged(_actual(each, tiers.get(each.tier))) for each in self._objectives)
         unserved = {name: 1 - each.completed / each.arrivals if each.arrivals else 0.0 for name, each in tiers.items()}
-        found = Trial(gpus, setting, judgements, unserved)
-        self._say(f"{gpus} GPUs{' with ' + setting if setting else ''}: {'met' if found.meets else 'not met'}")
+        found = self._known[gpus, setting] = Trial(gpus, setting, judgements, unserved)
+        self._say(f"{_gpus(gpus)}{' with ' + setting if setting else ''}: {'met' if found.meets else 'not met'}")
         return found
 
     def _fewest(self, low: int, enough: Trial) -> Trial:
@@ -111,6 +119,18 @@ class Sizer:
             else:
                 low = middle.gpus
         return enough
+
+
+def _helps(fewer: Trial, more: Trial) -> bool:
+    """Whether more GPUs may still meet what is missed: requests were refused or failed, or STEPS more gains would do."""
+    if fewer.unserved[ALL] > ALL_SERVED:
+        return True
+    for before, after in zip(fewer.judgements, more.judgements, strict=True):
+        if not after.met and before.actual is not None and after.actual is not None:
+            gain, gap = abs(after.actual - before.actual), abs(after.actual - after.objective.bound)
+            if gap > STEPS * gain:
+                return False
+    return True
 
 
 def _actual(objective: Objective, figures: ClassFigures | None) -> float | None:
@@ -126,13 +146,17 @@ def _actual(objective: Objective, figures: ClassFigures | None) -> float | None:
 
 
 def _settings(scenario: SimulationScenario, missed: Trial) -> Iterator[str]:
-    """Changes that may help the tiers that miss an objective: more of their share, less waiting, and that of others."""
+    """Changes that may help the tiers that miss an objective: more of their share, less waiting, and that of others.
+
+    If all tiers together complete too few requests, only longer queues may help.
+    """
     tiers = scenario.tiers
     spare = 1 - sum(tier.guaranteed_share for tier in tiers.values())
-    for judgement in missed.judgements:
-        objective = judgement.objective
-        if judgement.met:
-            continue
+    missing = [each.objective for each in missed.judgements if not each.met]
+    if any(each.tier == ALL and each.metric == SUCCESS for each in missing):
+        yield from (f"tiers.{name}.max_queue_ms={2 * tier.max_queue_ms}" for name, tier in tiers.items())
+        return
+    for objective in missing:
         for name in tiers if objective.tier == ALL else (objective.tier,):
             tier = tiers[name]
             for more in MORE_SHARES:
