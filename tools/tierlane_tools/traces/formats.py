@@ -60,7 +60,9 @@ class _Row:
 
     def tokens(self, name: str) -> int:
         """A number of tokens. Raises TraceError."""
-        return tokens(self._path, self._line, name, self.text(name))
+        text = self._cells[self._at[name]]
+        # Nearly all: a third of the time.
+        return int(text) if text.isascii() and text.isdigit() else tokens(self._path, self._line, name, text)
 
     def time(self, name: str) -> datetime:
         """A date and time, without an offset in UTC; digits beyond microseconds are left out. Raises TraceError."""

@@ -20,6 +20,11 @@ MOST_REQUESTS = 5_000_000
 """Of a replay; each takes about 250 bytes."""
 COPY_GAPS = 2.0
 """Another copy of a session comes up to so many mean gaps of the trace later, so that copies are no burst of equal requests."""
+_COUNTED = (
+    *("read", "not in order of time", "outside of the chosen time", "without an answer"),
+    *("without a prompt", "shortened"),
+)
+"""What is told of a file, if there is any."""
 END_S = 0.001
 """After the last request."""
 _COPY_BLOCKS = 1 << 48
@@ -42,9 +47,8 @@ class ReplayedRequest(NamedTuple):
 
 
 class _Copy(NamedTuple):
-    """One copy of a session: where it goes, and how much later, in seconds of the replay."""
+    """One copy of a session, 0 for the original, and how much later it comes, in seconds of the replay."""
 
-    name: str
     number: int
     shift_s: float
 
@@ -57,6 +61,7 @@ class TraceReplay:
         self._options = options
         self._random = Random(f"{options.seed}/trace")
         self._bounds = options.mix.cumulative()
+        self._once = [_Copy(0, 0.0)]
         self._copies_of: dict[str, list[_Copy]] = {}
         self._places: dict[str, tuple[int, float]] = {}
         self._counts: Counter[str] = Counter()
@@ -76,9 +81,9 @@ class TraceReplay:
     def requests(self) -> Iterator[ReplayedRequest]:
         """The requests in the order of the file, copies after each other. Raises TraceError, while they are taken too."""
         options = self._options
-        for request in self._chosen():
+        for file_s, request in self._chosen():
             read, written = self._lengths(request)
-            due_s = request.at_s - self._begin_s
+            due_s = file_s - self._begin_s
             if options.spread_s:
                 due_s += options.spread_s * self._random.random()
             for copy in self._copies_for(request):
@@ -91,8 +96,10 @@ class TraceReplay:
                         f"--trace: there are more than {MOST_REQUESTS:,} requests; choose a part with --trace-to or --trace-rate."
                     )
                 tier, share = self._place(request, copy)
-                blocks = tuple(block + copy.number * _COPY_BLOCKS for block in request.blocks)
-                session = copy.name if request.session else ""
+                blocks, session = request.blocks, request.session
+                if copy.number:
+                    blocks = tuple(block + copy.number * _COPY_BLOCKS for block in blocks)
+                    session = session and f"{session}/{copy.number}"
                 yield ReplayedRequest(at_s, tier, share, read, written, session, blocks, request.customer)
         if not self._count:
             raise TraceError(f"--trace: no request of {options.path} is left: {self._summary()}.")
@@ -100,8 +107,8 @@ class TraceReplay:
     def _scan(self) -> tuple[float, float, int]:
         """First and last second of the chosen part, since the first line, and the number of its requests."""
         first_s, last_s, count = math.inf, -math.inf, 0
-        for request in self._chosen(counts=False):
-            first_s, last_s = min(first_s, request.at_s), max(last_s, request.at_s)
+        for file_s, _ in self._chosen(counts=False):
+            first_s, last_s = min(first_s, file_s), max(last_s, file_s)
             count += 1
         if not count:
             options = self._options
@@ -110,46 +117,45 @@ class TraceReplay:
             raise TraceError(f"--trace: {options.path} has no answered request{part}.")
         return first_s, last_s, count
 
-    def _chosen(self, *, counts: bool = True) -> Iterator[TraceRequest]:
-        """The answered requests of the chosen part of time, in seconds since the first line."""
-        options, found = self._options, self._counts if counts else Counter[str]()
-        base_s = math.nan
-        last_s = -math.inf
+    def _chosen(self, *, counts: bool = True) -> Iterator[tuple[float, TraceRequest]]:
+        """The answered requests of the chosen part of time, with their seconds since the first line."""
+        options, base_s, last_s = self._options, math.nan, -math.inf
+        read = disordered = outside = failed = 0
         for request in read_requests(options.path, options.format):
-            found["read"] += 1
-            if math.isnan(base_s):
+            if not read:
                 base_s = request.at_s
-            at_s = request.at_s - base_s
-            found["not in order of time"] += at_s < last_s
-            last_s = max(at_s, last_s)
-            if not options.from_s <= at_s < options.to_s:
-                found["outside of the chosen time"] += 1
-            elif request.failed:
-                found["without an answer"] += 1
+            read += 1
+            file_s = request.at_s - base_s
+            if file_s < last_s:
+                disordered += 1
             else:
-                yield request._replace(at_s=at_s)
+                last_s = file_s
+            if not options.from_s <= file_s < options.to_s:
+                outside += 1
+            elif request.failed:
+                failed += 1
+            else:
+                yield file_s, request
+        if counts:
+            self._counts.update(dict(zip(_COUNTED, (read, disordered, outside, failed), strict=False)))
 
     def _lengths(self, request: TraceRequest) -> tuple[int, int]:
-        options = self._options
-        self._counts["without a prompt"] += not request.input_tokens
-        found = min(options.max_input, max(1, request.input_tokens)), min(options.max_output, request.output_tokens)
-        self._counts["shortened"] += request.input_tokens > found[0] or request.output_tokens > found[1]
-        return found
+        options, read, written = self._options, request.input_tokens, request.output_tokens
+        if 0 < read <= options.max_input and written <= options.max_output:
+            return read, written
+        self._counts["without a prompt" if not read else "shortened"] += 1
+        return min(options.max_input, max(1, read)), min(options.max_output, written)
 
     def _copies_for(self, request: TraceRequest) -> list[_Copy]:
         """How often a request is sent; all requests of a session as often, each copy with the same delay."""
         if self._copies == 1.0:
-            return [_Copy(request.session, 0, 0.0)]
+            return self._once
         known = self._copies_of.get(request.session) if request.session else None
         if known is None:
             draw = self._random.random
             whole = int(self._copies)
             known = [
-                _Copy(
-                    f"{request.session}/{number}" if number else request.session,
-                    number,
-                    draw() * COPY_GAPS * self._gap_s if number else 0.0,
-                )
+                _Copy(number, draw() * COPY_GAPS * self._gap_s if number else 0.0)
                 for number in range(whole + (draw() < self._copies - whole))
             ]
             if request.session:
@@ -159,7 +165,7 @@ class TraceReplay:
     def _place(self, request: TraceRequest, copy: _Copy) -> tuple[int, float]:
         """The tier and customer: those of the file, of the rule, or drawn, for all requests of a session the same."""
         tiers = self._options.mix.tiers
-        key = request.customer or (copy.name if request.session else "")
+        key = request.customer or (request.session and f"{request.session}/{copy.number}")
         known = self._places.get(key) if key else None
         if known is None:
             known = tier_at(self._bounds, self._random.random()), self._random.random()
@@ -174,7 +180,7 @@ class TraceReplay:
         return tier, known[1]
 
     def _summary(self) -> str:
-        return ", ".join(f"{count:,} {name}" for name, count in self._counts.items() if count)
+        return ", ".join(f"{self._counts[name]:,} {name}" for name in _COUNTED if self._counts[name])
 
     @property
     def mix(self) -> Mix:
