@@ -103,8 +103,8 @@ def simulate(
 
 def _add_command() -> None:
     """Add the command with the options of TOOL."""
-    named = list(inspect.signature(simulate).parameters.values())[:-1]
-    set_options(simulate, [*named, *parameters(TOOL.options, TOOL.variable, reads=True)])
+    *named, help_, _ = inspect.signature(simulate).parameters.values()
+    set_options(simulate, [*named, *parameters(TOOL.options, TOOL.variable, reads=True), help_])
     # An own help option, because typer imports pydantic to check the built-in one.
     add = app.command(
         epilog=with_example(EXAMPLE, "Exit codes: 0 done, 1 failed or objectives not met, 2 wrong usage or scenario."),
