@@ -23,7 +23,7 @@ from gpu_pool.model_process.supervisor import ModelSupervisor
 from gpu_pool.model_process.watchdog import ModelHung, run_watched
 from gpu_pool.worker.batch_rates import BusyShare, ServedRate
 from gpu_pool.worker.service_time import ServiceTime, cap_ms
-from gpu_pool.worker.slot_runs import SlotRuns
+from gpu_pool.worker.slot_runs import SlotRuns, log_model_error
 from gpu_pool.worker.slow_model import SlowModel
 from gpu_pool.worker.streams import BatchStreams
 from scheduler.errors import ErrorCode
@@ -178,6 +178,8 @@ class Execution:
             done = await self._run_model(plan, requests, streams) if plan.bodies else None
             if done is not None:
                 self._record(plan.bodies, done)
+                if done.fault:
+                    log_model_error(plan.ids, done)
         over()
         await asyncio.sleep(0)  # The next batch gets the model before the outcomes are built.
         if done is not None:

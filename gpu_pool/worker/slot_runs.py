@@ -8,6 +8,8 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+import structlog
+
 from gpu_pool.backends.backend import ItemResult
 from gpu_pool.config import WorkerConfig
 from gpu_pool.model_process.handle import ModelLost, RunRefused
@@ -28,9 +30,21 @@ WATCH_S = 0.25
 """How often the model process is checked for progress while requests run."""
 
 GONE = Refused(0, "The model process was gone before the request began.")
+LOGGED_IDS = 5
+BLAMED = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT})
+
 TOO_LARGE = ItemResult("The request is too large to be run.", 0, ErrorCode.REQUEST_TOO_LARGE)
 
 SlotEnd = Outcome | Refused | TierlaneError
+
+log = structlog.get_logger()
+
+
+def log_model_error(ids: Sequence[str], done: Done) -> None:
+    """Log why the model failed at some of these requests: the class of the first exception, never its text or an input."""
+    failed = [id_ for id_, result in zip(ids, done.results, strict=True) if result.error_code in BLAMED]
+    if failed:
+        log.warning("the model failed at a request", reason=done.fault, ids=failed[:LOGGED_IDS])
 
 
 class SlotRun:
@@ -190,6 +204,8 @@ class SlotRuns:
         end: SlotEnd
         if isinstance(answer, Done):
             result, life_ms = answer.results[0], (now - run.start.at_s) * 1000
+            if answer.fault:
+                log_model_error([run.request.id], answer)
             cost_ms = self.usage.end(now, run.start, self.count)
             if not run.is_dropped:
                 self.service.record(1, life_ms)

@@ -73,6 +73,12 @@ class Writer:
 def waits(texts):
     time.sleep(float(open(os.environ["DELAY"]).read()))
     return reverse(texts)
+def stumbles(texts):
+    if "bad" in texts: raise KeyError("text of an input")
+    return reverse(texts)
+class Stumbler:
+    slots = 2
+    def answer(self, item): return stumbles([item.input])[0]
 class DiesWhileLoading:
     def load(self): os._exit(9)
     def predict(self, texts): return texts

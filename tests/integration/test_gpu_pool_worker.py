@@ -98,6 +98,27 @@ async def test_a_slow_worker_leaves_its_requests_to_others(
     assert 20 <= (await fast.reaches("ready")).model_ms < 300
 
 
+@pytest.mark.parametrize("model", ["stumbles", "Stumbler"])
+async def test_the_log_names_the_requests_at_which_the_model_failed(
+    pool: Pool, start_worker: StartWorker, model: str
+) -> None:
+    """With the class of the exception, without its text; batches and slots."""
+    worker = await start_worker(backend=f"faulty_models:{model}")
+    await worker.reaches("ready")
+    ids = await batch(pool, "bad", "hello")
+
+    results = await replies(pool, ids)
+    assert await worker.stop() == 0
+    assert worker.process.stderr is not None
+    log = (await worker.process.stderr.read()).decode()
+
+    assert [(r.output, r.error_code) for r in results][1] == ("olleh", "")
+    assert results[0].error_code == "poison_request"
+    (line,) = [line for line in log.splitlines() if "the model failed at a request" in line]
+    assert "The model raised KeyError." in line
+    assert (ids[0] in line, ids[1] in line, "text of an input" in log) == (True, False, False)
+
+
 @pytest.fixture
 async def proxy(redis_url: str) -> AsyncIterator[FaultProxy]:
     """A connection to Redis that can be cut."""

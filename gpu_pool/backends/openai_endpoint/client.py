@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -226,7 +227,9 @@ class Transport:
             words = "The endpoint's response is not HTTP; does the URL need https://?"
             raise NoResponse(words, sent=True, cause=FaultCause.WRONG_SERVER) from None
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise NoResponse(f"The endpoint closed the connection: {type(error).__name__}.", sent=True) from None
+            asked = f"{method} {urlsplit(url).path}"
+            words = f"The endpoint closed the connection of {asked} without a response: {type(error).__name__}."
+            raise NoResponse(words, sent=True) from None
         except TimeoutError:
             raise CallTimeout("The endpoint did not begin its response in time.") from None
         told = _TOLD_IDLE.search(response.headers.get("Keep-Alive", ""))
