@@ -27,7 +27,7 @@ CLIENTS_READY := tests/clients/node_modules/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench bench-continuous bench-instructions browser pictures clients engines floor surroundings chaos lock grpc docs docs-site clean
+.PHONY: help install up test lint types bench bench-continuous bench-instructions peers browser pictures clients engines floor surroundings chaos lock grpc docs docs-site clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -72,6 +72,9 @@ bench-continuous: $(INSTALLED) ## Compare Tierlane with an engine with continuou
 
 bench-instructions: $(INSTALLED) ## Count the instructions of a request by role, with valgrind, which must be installed
 	@$(BIN)/python tools/bench/instructions.py $(ARGS)
+
+peers: $(INSTALLED) ## Measure other gateways beside Tierlane, write docs/peers.md (two hours; ARGS=--quick)
+	@$(BIN)/python tools/bench/peers/side_by_side.py $(ARGS)
 
 browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which must be installed
 	$(BIN)/python -m pytest -m browser $(ARGS)

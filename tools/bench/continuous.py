@@ -19,7 +19,6 @@ from pathlib import Path
 from cases import (
     continuous_changes,
     continuous_closed,
-    continuous_gateways,
     continuous_inputs,
     continuous_open,
     continuous_tiers,
@@ -34,7 +33,6 @@ CASES: Mapping[str, Callable[..., Outcome]] = {
     "changes": continuous_changes.run,
     "open": continuous_open.run,
     "tiers": continuous_tiers.run,
-    "gateways": continuous_gateways.run,
     "inputs": continuous_inputs.run,
 }
 

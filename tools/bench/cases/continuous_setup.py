@@ -112,8 +112,18 @@ def stack_before(engine: RunningEngine, plan: Plan, workers: int, *, limited: bo
         yield stack
 
 
-def run_side(side: Side, engine: RunningEngine, loads: Sequence[Load], span: Span, *, slots: int = PACE.slots) -> Run:
-    """Run loads of one side, and wait until the engine is idle again. Loads without a key get that of the side."""
+def run_side(
+    side: Side,
+    engine: RunningEngine,
+    loads: Sequence[Load],
+    span: Span,
+    *,
+    slots: int = PACE.slots,
+    wait: bool = True,
+) -> Run:
+    """Run loads of one side, and wait until the engine is idle again, unless the caller does. Loads without a key get that of
+    the side.
+    """
     loads = [load if load.key else Load(**{**vars(load), "key": side.key}) for load in loads]
     ran = run_loads(side.url, MODEL, loads, span, lambda: _reading(side, engine))
     answers = (answers_due_in if any(load.rate for load in loads) else answers_ended_in)(ran)
@@ -122,7 +132,8 @@ def run_side(side: Side, engine: RunningEngine, loads: Sequence[Load], span: Spa
     found = latencies(answers) | engine_figures(samples, ran.begin_s, ran.end_s, slots)
     found |= {"unanswered": ran.unanswered, "late_ms": round(ran.late_ms, 1)}
     found |= _cpu(ran, len([answer for answer in ran.answers if ran.begin_s <= answer.last_s < ran.end_s]))
-    found["idle_after_s"] = wait_until_idle(engine)
+    if wait:
+        found["idle_after_s"] = wait_until_idle(engine)
     return Run(found, ran, samples, answers)
 
 
@@ -155,13 +166,13 @@ def _cpu(ran: Ran, ended: int) -> dict[str, Any]:
     }
 
 
-def wait_until_idle(engine: RunningEngine) -> float:
+def wait_until_idle(engine: RunningEngine, limit_s: float = IDLE_S) -> float:
     """Wait until nothing runs in the engine; returns the seconds. Raises RuntimeError."""
     began = time.monotonic()
     while (state := engine.state())["running"] or state["waiting"]:
-        if time.monotonic() > began + IDLE_S:
+        if time.monotonic() > began + limit_s:
             raise RuntimeError(
-                f"The engine still has {state['running']} sequences, {IDLE_S:.0f} s after all clients left."
+                f"The engine still has {state['running']} sequences, {limit_s:.0f} s after all clients left."
             )
         time.sleep(POLL_S)
     return round(time.monotonic() - began, 2)

@@ -14,6 +14,7 @@ _TEXT = re.compile(rb'"content":\s*"([^"]+)"')
 _CODE = re.compile(rb'"code":\s*"?([A-Za-z0-9_]+)')
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
+_CLOSE = re.compile(rb"\r\nconnection:[ \t]*close", re.IGNORECASE)
 _RETRY_AFTER = re.compile(rb"\r\nretry-after:[ \t]*(\d+)", re.IGNORECASE)
 _END = b"0\r\n\r\n"
 BROKEN = "connection_lost"
@@ -142,6 +143,10 @@ class ChatConnection(asyncio.Protocol):
         now = time.monotonic()
         head, body = bytes(self._data[: self._body_at]), bytes(self._data[self._body_at :])
         status = int(head[9:12]) if self._body_at > 0 else 0
+        if self._transport is not None and _CLOSE.search(head):
+            # Some servers wait for the client to close, and lose what it sends meanwhile.
+            self._transport.abort()
+            self._transport = None
         retry = _RETRY_AFTER.search(head)
         code = code or _verdict(chat, status, body)
         self._answered(

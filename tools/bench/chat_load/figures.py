@@ -70,7 +70,8 @@ def engine_figures(samples: Sequence[Sample], begin_s: float, end_s: float, slot
 def _spans(samples: Sequence[Sample], begin_s: float, end_s: float) -> list[tuple[float, Sample]]:
     """The samples with the seconds for which each holds in the window."""
     found = []
-    for sample, later in zip(samples, [*(each.at_s for each in samples[1:]), end_s], strict=True):
+    ends = [*(each.at_s for each in samples[1:]), end_s]
+    for sample, later in zip(samples, ends, strict=False):  # An engine without work has no samples.
         seconds = min(later, end_s) - max(sample.at_s, begin_s)
         if seconds > 0:
             found.append((seconds, sample))

@@ -23,7 +23,8 @@ class Load:
 
     `begin_s`, `end_s`: seconds from the start of the warm-up; `end_s` None: until the end of the run. `exact`: a right text is
     that of the stand-in engine; otherwise it has a character for each token. `tokens`: of each answer; 0: of different lengths.
-    `leaves_s`: the client leaves so many seconds after it has sent a request; 0: never.
+    `leaves_s`: the client leaves so many seconds after it has sent a request; 0: never. `headers`: more lines of the request's
+    head, each with its line end.
     """
 
     name: str = "chats"
@@ -37,6 +38,7 @@ class Load:
     exact: bool = True
     tokens: int = 0
     leaves_s: float = 0.0
+    headers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def request_bytes(chat: Chat, host: str, model: str) -> bytes:
     encoded = _encode(body)
     key = f"Authorization: Bearer {load.key}\r\n" if load.key else ""
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n{key}"
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n{key}{load.headers}"
         f"Content-Type: application/json\r\nContent-Length: {len(encoded)}\r\n\r\n"
     )
     return head.encode() + encoded

