@@ -27,7 +27,7 @@ CLIENTS_READY := tests/clients/node_modules/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench bench-continuous bench-instructions peers browser pictures clients engines floor surroundings chaos lock grpc docs docs-site clean
+.PHONY: help install up test lint types bench bench-continuous bench-instructions peers browser pictures clients engines floor surroundings chaos lock grpc docs docs-site findings clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -152,6 +152,13 @@ docs: $(INSTALLED) ## Write the generated pages of docs/ anew
 
 docs-site: $(DOCS_READY) ## Build the documentation as a site in build/site, with all links checked
 	$(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site
+
+findings: ## Run each script of findings/ (some minutes), and list the behaviours that have changed; installs packages from an index
+	@changed=0; for script in findings/*.sh; do \
+		began=$$(date +%s); log=$$($$script 2>&1) && result=same || { result=CHANGED; changed=1; }; \
+		printf '%-8s %4d s  %s\n' $$result $$(($$(date +%s) - began)) $$(basename $$script .sh); \
+		[ $$result = same ] || printf '%s\n' "$$log" | tail -5; \
+	done; exit $$changed
 
 clean: ## Remove .venv and all caches; the data in .tierlane stays
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
