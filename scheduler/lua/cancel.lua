@@ -5,6 +5,7 @@
 -- the run and reports what it used. One whose batch waits for a claim ends at once. One with an Idempotency-Key, or that may have
 -- followers, goes on.
 -- At its deadline, a request that waits for longer than its queue timeout, because no process ends it, fails with that, as in expire.
+-- A job has no queue timeout: the two deadlines are the same.
 -- A queued id stays in its tier list as a dead entry, which form_batch and expire skip: removing it would be O(length).
 -- KEYS[1] leases. ARGV: packed_requests {{id, code, running, delivered, used}...}; `running`: end it also while it runs; its
 --   worker receives this with the next renewal. All codes except cancelled do so. `delivered`: the client got this code as
@@ -44,7 +45,8 @@ for i, request in ipairs(cmsgpack.unpack(packed_requests)) do
       if stored.slots then stop(stored.worker, id) end
       leave_batch(id, row)
     end
-    if code == 'deadline_exceeded' and row[STATE] == 'queued' and now >= row[QUEUE_DEADLINE] then code = 'queue_timeout' end
+    local waits = row[STATE] == 'queued' and now >= row[QUEUE_DEADLINE] and row[QUEUE_DEADLINE] < row[DEADLINE]
+    if waits and code == 'deadline_exceeded' then code = 'queue_timeout' end
     finalize(id, row, 'failed', code, batch, used > 0 and {-1, used, 0, cmsgpack.pack(-1, used, '', '', 0, 'stop')} or NO_RUN)
   elseif request[4] and row[STATE] then
     revoked = revoke(id, row, code, used)

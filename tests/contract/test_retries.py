@@ -46,6 +46,20 @@ async def test_a_failed_batch_is_retried_first(pool: Pool) -> None:
     assert [(r.id, r.attempt) for r in again.requests] == [(ids_of(claimed)[0], 2)]
 
 
+@pytest.mark.parametrize("loss", ["fail", "reap"])
+async def test_retries_are_exempt_from_the_queue_timeout(pool: Pool, loss: str) -> None:
+    """A lost batch of a function enters no tier queue again, so only the deadline of its requests limits it."""
+    claimed = await pool.running(2)
+    ids = await pool.overdue(ids_of(claimed))
+
+    if loss == "fail":
+        await fail(pool, claimed)
+    await pool.reaped()
+    await pool.terminations.expire(("free",))
+
+    assert (await pool.depth("free"), await pool.states(ids)) == (0, ["processing"] * 2)
+
+
 @pytest.mark.parametrize(("size", "after"), [(1, ["b1"]), (2, ["b1.1", "b1.2"])])
 async def test_a_retried_batch_is_ready_once(pool: Pool, size: int, after: list[str]) -> None:
     """The reaper pushed the batch again before its slow claim: `fail` removes that entry."""

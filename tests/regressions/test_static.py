@@ -23,6 +23,7 @@ WALL_CLOCK = {
     "gpu_pool/backends/openai_endpoint/requests.py": "a Retry-After that is a date; its delay is bounded",
     "gpu_pool/backends/open_inference/endpoint.py": "a Retry-After that is a date; its delay is bounded",
     "scheduler/protocol/admission.py": "which years of offsets of a time zone are sent; the time of Redis selects among them",
+    "tierlane/admin/requests.py": "which requests are listed by default; the audit stores dates",
     "tierlane/admin/tiers_and_models.py": "whether a price starts in the past, which is stored as a date",
     "tierlane/check/system.py": "the difference between the clocks of Redis, PostgreSQL and this host",
     "tierlane/roles/tracing.py": "the start of a span; durations use the monotonic clock",

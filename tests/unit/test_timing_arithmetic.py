@@ -3,7 +3,6 @@
 A rule is a pure function of `Timings`. It must hold for the defaults, and another value of a timing must violate it.
 """
 
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol import admission, batches
 from scheduler.protocol.batches import ClaimedRequest
-from scheduler.redis_client import connections, scripts
+from scheduler.redis_client import connections
 from tierlane.settings.model import Settings
 
 ANSWER_SLACK_MS = 100.0
@@ -187,15 +186,6 @@ def test_a_hang_is_known_at_the_hard_cap() -> None:
     """From a p99 of 750 ms on the cap is 3000 ms, which leaves at most 900 ms for a second attempt."""
     assert cap_ms(749, DEFAULTS.gpu_timeout) < cap_ms(750, DEFAULTS.gpu_timeout) == DEFAULTS.gpu_timeout
     assert left_after_hard_cap(DEFAULTS) == 900
-
-
-def test_retries_are_exempt_from_the_queue_age() -> None:
-    """A lost batch never enters a tier queue again, so only the total deadline limits it; its followers never ran."""
-    for verb in ("fail", "reap"):
-        text = scripts.source(verb)
-        text = text[text.index("-- batch: ") : text.index("-- coalescing_keys: ")] + text[text.index(f"-- {verb}: ") :]
-        assert "QUEUE_DEADLINE" not in text
-        assert not re.search(r"PUSH', (P \.\. )?'?queue", text)
 
 
 @pytest.mark.parametrize(("left_ms", "runs"), [(300, False), (301, True)])
