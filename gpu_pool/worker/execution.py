@@ -33,6 +33,7 @@ log = structlog.get_logger()
 
 _NEWEST_WEIGHT = 0.1  # Weight of the newest batch in the mean padding.
 _NEARLY = 0.9  # A batch without an item in time has reached the cap after this share of it.
+SILENCE_STEP_S = 0.05  # How often the progress of a trial in slots is read.
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,22 @@ def early_outcome(request: ClaimedRequest, least_ms: float) -> Outcome:
 def not_run(request_id: str, code: str, sentence: str) -> Outcome:
     """The outcome of a request that did not run."""
     return Outcome(request_id, code, -1.0, 0, "", sentence)
+
+
+async def _longest_silence(model: ModelProcess, body: bytes, limit_ms: float) -> float:
+    """The longest time in ms without progress of one request, which ends after `limit_ms`. Raises what `run_watched` raises."""
+    longest, began = 0.0, time.monotonic()
+    run = asyncio.ensure_future(
+        run_watched(model, [body], cap_ms=limit_ms, timeout_ms=math.inf, budget_ms=limit_ms, left_ms=[int(limit_ms)])
+    )
+    try:
+        while not run.done():
+            longest = max(longest, time.monotonic() - max(began, model.progress_at))
+            await asyncio.wait([run], timeout=SILENCE_STEP_S)
+        run.result()
+    finally:
+        run.cancel()
+    return longest * 1000
 
 
 class NotStarted(ModelLost):
@@ -200,12 +217,17 @@ class Execution:
             model.kill()
 
     async def trial(self, body: bytes, limit_ms: float) -> float | None:
-        """Run a batch of one that is only measured, with another limit than the cap; its time in ms, None if it was lost."""
+        """Run a batch of one that is only measured, with another limit than the cap; its time in ms, None if it was lost.
+
+        With slots the cap limits the silence of the model, not a run: then it is the longest time without progress.
+        """
         async with self._limit:
             model, started = self._supervisor.model, time.monotonic()
             if model is None:
                 return None
             try:
+                if self.slots.count:
+                    return await _longest_silence(model, body, limit_ms)
                 done = await run_watched(model, [body], cap_ms=limit_ms, timeout_ms=limit_ms, budget_ms=limit_ms)
             except RunRefused:
                 return None

@@ -106,7 +106,8 @@ class Trials:
     """Runs the trials of one worker. `run(body, limit_ms)` returns the time of a batch in ms, None if it was lost.
 
     `usable` is set while the worker may claim; with `at_start`, only after a first trial, which measures the model. `ready`
-    is set while the model process is. `changed` is called when `usable` or the measured time has changed.
+    is set while the model process is. `changed` is called when `usable` or the measured time has changed. `by_silence`: whether
+    `run` measures the longest silence, which only its end shows.
     """
 
     def __init__(
@@ -117,11 +118,13 @@ class Trials:
         changed: Callable[[], None],
         *,
         at_start: bool,
+        by_silence: Callable[[], bool] = lambda: False,
     ) -> None:
         self._model = model
         self._run_batch = run
         self._ready = ready
         self._changed = changed
+        self._by_silence = by_silence
         self._body = trial_body(b"")
         self._due = asyncio.Event()
         self.usable = asyncio.Event()
@@ -161,6 +164,8 @@ class Trials:
             self._update()
 
     def _over_cap(self) -> None:
+        if self._by_silence():
+            return
         self._model.trial_over_cap()
         self._update()
 
@@ -174,9 +179,10 @@ class Trials:
         self._changed()
 
     def _warn(self) -> None:
+        limits = "TIERLANE_GPU_TIMEOUT_MS" + ("" if self._by_silence() else " and TIERLANE_TOTAL_REQUEST_MS")
         log.error(
-            "model too slow; the worker claims nothing until a trial batch ends in time. Raise "
-            "TIERLANE_GPU_TIMEOUT_MS and TIERLANE_TOTAL_REQUEST_MS, or give the model a faster device",
+            "model too slow; the worker claims nothing until a trial batch ends in time",
+            action=f"Raise {limits}, or give the model a faster device.",
             model_ms=round(self._model.model_ms),
             timeout_ms=self._model.timeout_ms,
             next_trial_s=self._model.pause_s,

@@ -98,7 +98,12 @@ class Worker:
         self._execution = execution = Execution(config, self._supervisor)
         measured = config.measure_at_start and not config.backend.startswith(SERVERS)
         self._trials = Trials(
-            execution.slow_model, execution.trial, self._supervisor.ready, self._state_changed, at_start=measured
+            execution.slow_model,
+            execution.trial,
+            self._supervisor.ready,
+            self._state_changed,
+            at_start=measured,
+            by_silence=lambda: bool(execution.slots.count),
         )
         execution.slowed = self._trials.became_slow
         execution.slots.changed = self._update_slots

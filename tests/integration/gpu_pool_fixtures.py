@@ -31,7 +31,7 @@ except StartError as error:
 """
 
 MODELS = """
-import os, signal, time
+import asyncio, os, signal, time
 
 class AcceleratorError(RuntimeError): pass
 class OutOfMemoryError(RuntimeError): pass
@@ -79,6 +79,15 @@ def stumbles(texts):
 class Stumbler:
     slots = 2
     def answer(self, item): return stumbles([item.input])[0]
+class Talker:
+    slots = 2
+    async def answer(self, item):
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            item.emit("word ")
+class Blocker:
+    slots = 2
+    async def answer(self, item): time.sleep(1.0)
 class DiesWhileLoading:
     def load(self): os._exit(9)
     def predict(self, texts): return texts

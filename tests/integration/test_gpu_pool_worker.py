@@ -119,6 +119,18 @@ async def test_the_log_names_the_requests_at_which_the_model_failed(
     assert (ids[0] in line, ids[1] in line, "text of an input" in log) == (True, False, False)
 
 
+@pytest.mark.parametrize(("model", "status"), [("Talker", "ready"), ("Blocker", "slow")])
+async def test_with_slots_only_the_silence_of_a_model_counts(
+    pool: Pool, start_worker: StartWorker, model: str, status: str
+) -> None:
+    """A request that takes twice the cap does not make a model slow that runs on; one that blocks for longer than the cap does."""
+    worker = await start_worker(backend=f"faulty_models:{model}", gpu_timeout_ms=500, measure_at_start=True)
+
+    view = await worker.reaches(status)
+
+    assert (view.model_ms >= 500) == (status == "slow")
+
+
 @pytest.fixture
 async def proxy(redis_url: str) -> AsyncIterator[FaultProxy]:
     """A connection to Redis that can be cut."""
