@@ -251,7 +251,7 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.QUEUE_TIMEOUT: HttpError(
         504,
         _TIMEOUT,
-        "The request waited in its queue for longer than `max_queue_ms` allows, and was not started: try again later.",
+        "The request waited for a worker for longer than `max_queue_ms` allows: try again later.",
         "The request waited longer than `max_queue_ms`; where that is null, than the backend of its pool allows.",
         "Retry later; operator: add workers or raise `max_queue_ms`.",
         retry=False,

@@ -78,6 +78,9 @@ class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
     by_input: bool = False
 
 
+MODEL_ERRORS = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT})
+"""Codes of results that the model, or the input that it was given, caused."""
+
 NO_EMBEDDINGS = ItemResult("This model makes no embeddings.", 0, ErrorCode.INVALID_REQUEST)
 """The result of a backend without embeddings."""
 

@@ -6,7 +6,7 @@ After out-of-memory the device gets at most half as many items at once for the r
 import time
 from collections.abc import Callable, Sequence
 
-from gpu_pool.backends.backend import Backend, InvalidOutput, Item, ItemResult
+from gpu_pool.backends.backend import MODEL_ERRORS, Backend, InvalidOutput, Item, ItemResult
 from gpu_pool.model_process.device_errors import DeviceLost, free_cached_memory, is_out_of_memory, raise_if_lost
 from scheduler.errors import ErrorCode
 
@@ -16,7 +16,6 @@ _UNFINISHED = ItemResult(
 )
 Report = Callable[[BaseException], None]
 """Receives what the model raised, before the items are run again."""
-_BLAMED = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT})
 
 
 class BatchRunner:
@@ -97,7 +96,7 @@ class BatchRunner:
         Invalid output is left to the supervisor, which quarantines such a model.
         """
         codes = {result.error_code for result in results}
-        bad = ErrorCode.POISON_REQUEST in codes and codes <= _BLAMED
+        bad = ErrorCode.POISON_REQUEST in codes and codes <= MODEL_ERRORS
         self._bad_in_a_row = self._bad_in_a_row + 1 if bad else 0
         if self._bad_in_a_row < SUSPICIOUS_BATCHES:
             return

@@ -119,9 +119,8 @@ class ModelSupervisor:
             await self._end_process()
             if self.start_error is not None:
                 return
-            if lost is not None and not (
-                self._stopping or self._quarantine_s
-            ):  # Its exit code is known once it has ended.
+            if lost is not None and not self._stopping and not self._quarantine_s:
+                # Only now, because its exit code is known once it has ended.
                 self.reason, self.cause = lost.why_lost, ""
                 self._changed()
             delay_s = self._respawn.ended(ready_s, self._good_batches)

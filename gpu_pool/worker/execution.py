@@ -112,9 +112,10 @@ def not_run(request_id: str, code: str, sentence: str) -> Outcome:
 async def _longest_silence(model: ModelProcess, body: bytes, limit_ms: float) -> float:
     """The longest time in ms without progress of one request, which ends after `limit_ms`. Raises what `run_watched` raises."""
     longest, began = 0.0, time.monotonic()
-    run = asyncio.ensure_future(
-        run_watched(model, [body], cap_ms=limit_ms, timeout_ms=math.inf, budget_ms=limit_ms, left_ms=[int(limit_ms)])
+    watched = run_watched(
+        model, [body], cap_ms=limit_ms, timeout_ms=math.inf, budget_ms=limit_ms, left_ms=[int(limit_ms)]
     )
+    run = asyncio.create_task(watched, name="trial")
     try:
         while not run.done():
             longest = max(longest, time.monotonic() - max(began, model.progress_at))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from gpu_pool.backends.backend import ItemResult
+from gpu_pool.backends.backend import MODEL_ERRORS, ItemResult
 from gpu_pool.config import WorkerConfig
 from gpu_pool.model_process.handle import ModelLost, RunRefused
 from gpu_pool.model_process.messages import Done, FrameTooLarge, Piece, Refused
@@ -31,8 +31,6 @@ WATCH_S = 0.25
 
 GONE = Refused(0, "The model process was gone before the request began.")
 LOGGED_IDS = 5
-BLAMED = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT})
-
 TOO_LARGE = ItemResult("The request is too large to be run.", 0, ErrorCode.REQUEST_TOO_LARGE)
 
 SlotEnd = Outcome | Refused | TierlaneError
@@ -42,7 +40,7 @@ log = structlog.get_logger()
 
 def log_model_error(ids: Sequence[str], done: Done) -> None:
     """Log why the model failed at some of these requests: the class of the first exception, never its text or an input."""
-    failed = [id_ for id_, result in zip(ids, done.results, strict=True) if result.error_code in BLAMED]
+    failed = [id_ for id_, result in zip(ids, done.results, strict=True) if result.error_code in MODEL_ERRORS]
     if failed:
         log.warning("the model failed at a request", reason=done.fault, ids=failed[:LOGGED_IDS])
 

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
+from gpu_pool.backends.backend import MODEL_ERRORS
 from gpu_pool.worker.slow_model import TRIAL_CAPS
 from scheduler.errors import ErrorCode
 from tierlane.check.model_probe import ProbeAnswer
@@ -16,7 +17,7 @@ OF_SLOTS = "Lower --max-tokens, or use fewer and shorter texts: the check waits 
 """Advice for models that are servers, and for those with slots whose answer takes long."""
 NOT_TESTED = "not tested"
 
-BLAMED = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT, ErrorCode.GPU_TIMEOUT})
+BLAMED = MODEL_ERRORS | {ErrorCode.GPU_TIMEOUT}
 """Codes that say that the model failed; any other one is an answer of its own, to an input that it does not take."""
 
 RAISED = "The model raised "
