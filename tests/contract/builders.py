@@ -5,7 +5,8 @@ from typing import Any
 from redis.asyncio import Redis
 
 from pool import Pool
-from scheduler.protocol.admission import Verdict
+from scheduler.protocol.admission import Submission, Verdict
+from scheduler.states import Admission
 
 CUSTOMER, LEASES, KEY = "rl:customer:customer", "rl:leases:customer", "rl:key:key"
 """The limits of the default customer and of its API key, in Redis."""
@@ -22,6 +23,14 @@ async def everything(client: Redis, *ignored: str) -> dict[bytes, bytes]:
 def outcomes(verdicts: list[Verdict]) -> list[str]:
     """The outcome of each verdict."""
     return [verdict.outcome.value for verdict in verdicts]
+
+
+async def accept(pool: Pool, **limits: Any) -> Submission:
+    """One request that is accepted."""
+    submission = pool.submission(**limits)
+    (verdict,) = await pool.admit([submission])
+    assert verdict.outcome is Admission.ACCEPTED
+    return submission
 
 
 async def admit(pool: Pool, count: int = 1, **limits: Any) -> list[str]:
