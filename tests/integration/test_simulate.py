@@ -105,7 +105,7 @@ async def test_a_scenario_needs_no_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "SCENARIO: is missing; name a file, or recorded requests with --from and --to."),
+        ((), "SCENARIO: is missing; name a file, a trace with --trace, or recorded requests with --from and --to."),
         (("--from", "2026-11-20"), "--to: is missing; recorded requests need both --from and --to."),
         (("nothing.yaml",), "nothing.yaml cannot be read: No such file or directory; name a scenario file in YAML."),
         (("--from", "2026-11-20", "--to", "soon"), "--to: must be a day or a time in UTC"),

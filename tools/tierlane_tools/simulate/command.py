@@ -51,7 +51,7 @@ TOOL = Tool(
 
 EXAMPLE = (
     "simulate scenario.yaml --json result.json\nsimulate --from 2026-11-20 --to 2026-11-21 --gpus 6\n"
-    "simulate --trace trace.csv --trace-rate 20 --slo paid.first_token_p95=500ms"
+    "simulate --trace trace.csv --slo paid.first_token_p95=500ms"
 )
 
 
