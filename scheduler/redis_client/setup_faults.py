@@ -20,7 +20,7 @@ PROBE_S = 1.0
 _REPLIES = (b"+", b"-")  # The first byte of a reply in plain text. A server with TLS closes, or sends an alert.
 _CERTIFICATE = "certificate verify failed"
 _WRONG_LOGIN = "invalid username-password"  # A reply to HELLO, which redis-py may raise as a ConnectionError.
-_IN_SCRIPT = "ACL failure in script"
+_IN_SCRIPT = ("ACL failure in script", "user executing the script ")  # The second one is that of Redis 7.0.
 _RULES = "deploy/redis/users.acl"
 _NO_LOGIN = ("required", "already authenticated")  # Parts of what servers say if a connection sends no login.
 
@@ -46,11 +46,11 @@ def login_fault(error: BaseException, whom: str = "Redis", parts: str = "the use
         return f"{whom} requires a password: set {parts} in TIERLANE_REDIS_URL."
     if isinstance(error, AuthenticationError) or _WRONG_LOGIN in str(error):
         return f"{whom} rejected the login: correct {parts} in TIERLANE_REDIS_URL."
-    if isinstance(error, NoPermissionError) or _IN_SCRIPT in str(error):
+    if isinstance(error, NoPermissionError) or any(text in str(error) for text in _IN_SCRIPT):
         # What the server says of the command, without the name of the user.
-        command = (
-            str(error).partition("permissions to ")[2].partition(" script:")[0].rstrip(".") or "it names no command"
-        )
+        said = str(error).partition(" script: ")[0]
+        command = said.partition("permissions to ")[2] or said.partition(_IN_SCRIPT[1])[2]
+        command = command.rstrip(".") or "it names no command"
         advice = "correct its ACL" if whom != "Redis" else f"roles need their rules of {_RULES}, people its user admin"
         return f"{whom} does not allow a command to the user of TIERLANE_REDIS_URL: {advice} ({command})."
     if _CERTIFICATE in str(error):

@@ -170,6 +170,11 @@ async def test_a_server_that_accepts_and_says_nothing_ends_an_attempt_in_time() 
             r"people its user admin \(run the 'get' command\)",
         ),
         (
+            # Redis 7.0.
+            ResponseError("ERR The user executing the script can't run this command or subcommand script: a, on @b:1."),
+            r"people its user admin \(can't run this command or subcommand\)",
+        ),
+        (
             ConnectionError("[SSL: X] certificate verify failed: unable to get local issuer certificate (_ssl.c:992)"),
             r"\(unable to get local issuer certificate\): correct ssl_ca_certs",
         ),
