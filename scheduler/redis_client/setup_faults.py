@@ -48,7 +48,7 @@ def login_fault(error: BaseException, whom: str = "Redis", parts: str = "the use
         return f"{whom} rejected the login: correct {parts} in TIERLANE_REDIS_URL."
     if isinstance(error, NoPermissionError) or any(text in str(error) for text in _IN_SCRIPT):
         # What the server says of the command, without the name of the user.
-        said = str(error).partition(" script: ")[0]
+        said = str(error).rpartition(" script: ")[0] or str(error)
         command = said.partition("permissions to ")[2] or said.partition(_IN_SCRIPT[1])[2]
         command = command.rstrip(".") or "it names no command"
         advice = "correct its ACL" if whom != "Redis" else f"roles need their rules of {_RULES}, people its user admin"
