@@ -21,6 +21,9 @@ from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.payload import Task
 from scheduler.tracing import Context
 
+MODEL_ERRORS = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT})
+"""Codes of results that the model, or the input that it was given, caused."""
+
 
 class OutputListener(Protocol):
     """Receives one item's output as it grows. Backends that produce it in one step do not use it.
@@ -77,9 +80,6 @@ class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
     finish_reason: str = "stop"
     by_input: bool = False
 
-
-MODEL_ERRORS = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT})
-"""Codes of results that the model, or the input that it was given, caused."""
 
 NO_EMBEDDINGS = ItemResult("This model makes no embeddings.", 0, ErrorCode.INVALID_REQUEST)
 """The result of a backend without embeddings."""

@@ -23,10 +23,11 @@ else
   else redis.pcall('PEXPIRE', P .. 'scheduled_at', 60000) end
 end
 
--- waits_too_long(batch, id, row): a batch for free slots is claimed at once, unless its worker went away. Of a request that a former
--- version retried, the queue deadline is that of its first wait.
+-- waits_too_long(batch, id, row): a batch for free slots is claimed at once, unless its worker is busy or went away. Of a request
+-- that a former version retried, the queue deadline is that of its first wait.
 local function waits_too_long(batch, id, row)
-  return batch.slots and now >= row[QUEUE_DEADLINE] and (batch.losses == 0 or call('HEXISTS', P .. 'request:' .. id, 'wait') == 1)
+  if not batch.slots or now < row[QUEUE_DEADLINE] or now - (batch.formed or 0) < RESTART_MS then return false end
+  return batch.losses == 0 or call('HEXISTS', P .. 'request:' .. id, 'wait') == 1
 end
 
 -- end_overdue(batch) -> whether requests are left: ends overdue requests, and deletes the batch if none is left.

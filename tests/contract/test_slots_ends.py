@@ -161,6 +161,12 @@ async def test_requests_that_are_handed_back_are_next_in_order(pool: Pool, code:
     ]
 
 
+async def age_batches(pool: Pool) -> None:
+    """Make all batches as old as the restart of a worker takes."""
+    for batch_id in await pool.client.zrange(pool.keys.leases, 0, -1):
+        await pool.client.hset(pool.keys.batch(batch_id.decode()), "at", str(await pool.now_ms() - 5000))
+
+
 @pytest.mark.parametrize("codes", [[HANDED_BACK], [HANDED_BACK, HANDED_BACK], [LOST], [LOST, HANDED_BACK]])
 async def test_a_request_without_a_worker_ends_by_its_queue_timeout(pool: Pool, codes: list[str]) -> None:
     """Its worker went away after these ends: it waits for another one as long as at first, not until its deadline."""
@@ -179,6 +185,7 @@ async def test_a_request_without_a_worker_ends_by_its_queue_timeout(pool: Pool, 
     await pool.terminations.expire(TIERS)
     assert await pool.states([request]) == ["queued" if codes[0] == HANDED_BACK else "processing"]
     await pool.age(request)
+    await age_batches(pool)
     await pool.reaped()
     await pool.terminations.expire(TIERS)
 
@@ -186,13 +193,16 @@ async def test_a_request_without_a_worker_ends_by_its_queue_timeout(pool: Pool, 
 
 
 async def test_a_batch_that_no_worker_claims_ends_by_the_queue_timeout(pool: Pool) -> None:
-    """It was formed for free slots of a worker that went away before its claim."""
+    """It was formed for free slots of a worker that went away before its claim, and has waited for as long as a restart."""
     await announce(pool)
     (request,) = await pool.queue(1, total_ms=600_000)
     await pool.form([("free", 1)])
     await pool.reaped()
     assert await pool.states([request]) == ["processing"]
     await pool.age(request)
+    await pool.reaped()
+    assert await pool.states([request]) == ["processing"]
+    await age_batches(pool)
 
     await pool.reaped()
 

@@ -15,12 +15,12 @@ TIERS = ("enterprise", "paid", "free")
 
 @pytest.mark.parametrize("role", ["worker", "model"])
 async def test_killed_workers_lose_nothing(simulated: Stack, role: str) -> None:
-    """300 requests/s while four processes of the role are killed during a batch, each while all four GPUs are healthy.
+    """120 requests/s while four processes of the role are killed during a batch, each while all four GPUs are healthy.
 
     Without that condition several could be dead at once, and requests would be rejected for lack of capacity.
     """
     killing = asyncio.create_task(killed_mid_batch(simulated, role, 4, 2.0, healthy=4))
-    answers = await load(simulated, 300, 6.0, TIERS, done=killing.done)
+    answers = await load(simulated, 120, 6.0, TIERS, done=killing.done)
 
     assert len(set(await killing)) == 4
     assert verdict(answers) == ALL_WELL, unwell(answers)

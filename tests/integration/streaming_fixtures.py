@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from configs import LEASE_MS
 from eventually import eventually
-from integration.gateway_fixtures import TIERS, Stack, caller, running_stack
+from integration.gateway_fixtures import TIERS, LiteralCatalog, Stack, caller, running_stack, tier
 from integration.gpu_pool_fixtures import RunningWorker, StartWorker
 from pool import Pool
 from scheduler.errors import RedisUnavailable
@@ -32,9 +32,12 @@ OUTPUT = "".join(f"{n} " for n in range(20))
 async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
     """A ready gateway and a scheduler; tests start the workers.
 
-    The stack's own worker only sends heartbeats: without a healthy worker the gateway rejects requests.
+    The stack's own worker only sends heartbeats: without a healthy worker the gateway rejects requests. Requests may wait
+    for a worker until their deadline, because many are sent at once to one worker.
     """
-    async with running_stack(client, redis_url, total_ms=30_000) as running, scheduling(client):
+    catalog = LiteralCatalog()
+    catalog.set(tuple(tier(name, number, 0.1, max_queue_ms=30_000) for number, name in enumerate(TIERS, 1)))
+    async with running_stack(client, redis_url, catalog=catalog, total_ms=30_000) as running, scheduling(client):
         running.worker.hold = True
         yield running
 

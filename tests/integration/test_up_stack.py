@@ -84,14 +84,14 @@ async def test_a_ready_stack_describes_itself_and_stops(tmp_path: Path, start: S
         ("gateway", "gateway-2"),
     ]
     await eventually(lambda: "gateway-1   | gateway listens" in up.text, "the gateway's output")
-    assert all(f"Bearer {key}" in up.text for key in stack["keys"].values())
-    assert stack["service_token"] not in up.text
-    for line in (
+    lines = [
+        *(f"Bearer {key}" for key in stack["keys"].values()),
         f"is ready: {stack['http_url']}, model simulated.",
         f"{stack['http_url']}/docs",
         "/internal/dashboard",
-    ):
-        assert line in up.text
+    ]
+    await eventually(lambda: all(line in up.text for line in lines), "the description")
+    assert stack["service_token"] not in up.text
 
     bodies = body_dir(tmp_path / "data")
     bodies.mkdir()  # As gateways do.

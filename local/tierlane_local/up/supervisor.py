@@ -19,8 +19,8 @@ TRIALS = 4  # Failures of a process before the stack is ready.
 # Gateways are first, so that workers can still finish the accepted requests.
 DRAINING = frozenset({"gateway", "worker"})
 STOP_STAGES: tuple[tuple[frozenset[str], float], ...] = (
-    (frozenset({"gateway"}), 2.0),
-    (frozenset({"worker", "scheduler", "migrate"}), 1.5),
+    (frozenset({"gateway"}), 1.5),
+    (frozenset({"worker", "scheduler", "migrate"}), 1.2),
     (frozenset({"redis", "postgres"}), 0.8),
 )
 

@@ -54,11 +54,14 @@ local function ends_as_left(id, row, batch, run)
   return finalize(id, row, 'failed', 'cancelled', batch, run)
 end
 
+-- How long a worker that is replaced may be away, in ms.
+local RESTART_MS = 5000
+
 -- restart_wait(id, row): the request waits again after a run without a result: its queue timeout begins anew. The field `wait` has
 -- it in ms. It is not shorter than the restart of a worker, so that a short timeout fails no request whose worker is replaced.
 local function restart_wait(id, row)
   local key, env = P .. 'request:' .. id, row[ENV]
-  local wait_ms = tonumber(call('HGET', key, 'wait')) or math.max(5000, row[QUEUE_DEADLINE] - row[AT])
+  local wait_ms = tonumber(call('HGET', key, 'wait')) or math.max(RESTART_MS, row[QUEUE_DEADLINE] - row[AT])
   local queue_deadline = time_column[math.min(row[DEADLINE], now + wait_ms)]
   call('HSET', key, 'wait', wait_ms, 'env', sub(env, 1, 28) .. queue_deadline .. sub(env, 43))
 end
