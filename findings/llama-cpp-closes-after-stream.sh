@@ -4,12 +4,13 @@
 # Version: xllamacpp 2026.10.11549 from PyPI, which contains llama.cpp's own server (build 11549), on the CPU.
 #
 # Expected: after a whole response to an HTTP/1.1 request, a server that answers without `Connection: close` and with
-# `Keep-Alive: timeout=5, max=100` keeps the connection open for the next request. It does so after an unstreamed
-# response. After a stream, whose last chunk is complete, it sends the same header and closes the connection at once.
+# `Keep-Alive: timeout=5, max=100` keeps the connection open for the next request.
 #
-# A client with a pool of connections sends its next request on the connection before it has seen the end, and loses
-# it: a POST may not be repeated without the risk that it ran. A gateway must not reuse a connection after a stream of
-# this server.
+# Seen: it does so after an unstreamed response. After a stream, whose last chunk is complete, it has sent the same
+# header and closes the connection at once. A client with a pool of connections may send its next request before it has
+# seen the end of the connection, and loses it: a POST may not be repeated without the risk that it ran.
+#
+# Remedy: a client or gateway does not reuse a connection after a stream of this server.
 #
 # Output seen:
 #   unstreamed: Connection None, Keep-Alive timeout=5, max=100; a second later: open

@@ -4,17 +4,18 @@
 # Version: xllamacpp 2026.10.11549 from PyPI, which contains llama.cpp's own server (build 11549), on the CPU.
 #
 # Expected: as in OpenAI's API and in other servers, `usage.completion_tokens` is the number of tokens of all choices,
-# and `usage.prompt_tokens` that of all prompts. Here each token is one character, so the texts show what was
-# generated: three prompts with 20 tokens each give three texts of 20 characters, and `completion_tokens` is 20. `n` =
-# 3 does the same.
+# and `usage.prompt_tokens` that of all prompts.
 #
-# A client or gateway that bills or limits by `usage` counts a third of the tokens. One request for each prompt is
-# counted right.
+# Seen: here each token is one character, so the texts show what was generated: three prompts with 20 tokens each give
+# three texts of 20 characters, and `completion_tokens` is 20. `n` = 3 does the same. A client or gateway that bills or
+# limits by `usage` counts a third of the tokens.
+#
+# Remedy: one request for each prompt and choice, which is counted right.
 #
 # Output seen:
-#   one prompt: 1 choices, 20 characters, usage 5 + 20
-#   three prompts: 3 choices, 60 characters, usage 5 + 20
-#   n = 3: 3 choices, 60 characters, usage 5 + 20
+#   one prompt: choices 1, characters 20, usage 5 + 20
+#   three prompts: choices 3, characters 60, usage 5 + 20
+#   n = 3: choices 3, characters 60, usage 5 + 20
 set -euo pipefail
 cd "$(dirname "$0")"
 folder=$(mktemp -d)
@@ -37,6 +38,6 @@ with running_server() as server:
         choices, usage = document["choices"], document["usage"]
         characters = sum(len(choice["text"]) for choice in choices)
         found.append((len(choices), characters, usage["prompt_tokens"], usage["completion_tokens"]))
-        print("{}: {} choices, {} characters, usage {} + {}".format(name, *found[-1]))
+        print("{}: choices {}, characters {}, usage {} + {}".format(name, *found[-1]))
 assert found == [(1, 20, 5, 20), (3, 60, 5, 20), (3, 60, 5, 20)], "the behaviour has changed"
 PYTHON

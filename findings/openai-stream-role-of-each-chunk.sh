@@ -4,13 +4,15 @@
 #
 # Version: openai 3.57.0 from PyPI.
 #
-# Expected: `role` of a delta is one word that says who speaks. `chat.completions.create(stream=True)` passes each chunk
-# on as it is. The helper `chat.completions.stream()` adds every string of the deltas to the one before, `role` too, so
-# its final message cannot be sent back as the history of the next turn. LiteLLM 1.110 (`stream_chunk_builder`) has
-# "assistant" for the same stream.
+# Expected: `role` of a delta is one word that says who speaks; servers such as Ollama send it with each chunk. LiteLLM
+# 1.110 (`stream_chunk_builder`) has "assistant" for such a stream.
 #
-# A server must send `role` once, in the first chunk, and a gateway that adds a chunk with the role must remove that
-# of the engine behind it.
+# Seen: `chat.completions.create(stream=True)` passes each chunk on as it is. The helper `chat.completions.stream()` adds
+# every string of the deltas to the one before, `role` too, so its final message cannot be sent back as the history of
+# the next turn.
+#
+# Remedy: a server sends `role` once, in the first chunk, and a gateway that adds a chunk with the role removes that of
+# the engine behind it.
 #
 # Output seen:
 #   role in the first chunk: assistant

@@ -7,9 +7,9 @@
 # `bulk` get the whole engine, as in other schedulers whose reservations are lent out.
 #
 # Seen: the capacity of an engine that does not report one is taken as 64 requests. The classes above reserve 103 slots
-# (one warning in the log: "capacity is below the configured reservations"); they keep 62 of 64 in proportion, also while none of
-# their requests is there. With `--max-concurrent-requests 64` the same numbers switch the scheduler off instead: one line in the log ("falling
-# back to legacy admission"), and the header `x-smg-priority` has no effect.
+# (one warning in the log: "capacity is below the configured reservations"); they keep 62 of 64 in proportion, also while
+# none of their requests is there. With `--max-concurrent-requests 64` the same numbers switch the scheduler off instead:
+# one line in the log ("falling back to legacy admission"), and the header `x-smg-priority` has no effect.
 #
 # Remedy: floors that fit the engine, in a file for `--priority-scheduler-config` that names all fields of each class.
 #

@@ -3,12 +3,13 @@
 #
 # Version: tritonclient 2.73.0 from PyPI, with geventhttpclient 2.6.1 and numpy 2.4.6.
 #
-# Expected: an option of one call concerns this call only. `infer(request_compression_algorithm="gzip", headers=headers)` adds
-# `Content-Encoding` to the caller's own dict instead. A program that keeps its headers in one dict, as for an API key, sends
-# `Content-Encoding: gzip` with every later plain body. A server that decodes bodies rejects
-# those.
+# Expected: an option of one call concerns this call only.
 #
-# Remedy for callers: a copy of the headers for each call.
+# Seen: `infer(request_compression_algorithm="gzip", headers=headers)` adds `Content-Encoding` to the caller's own dict.
+# A program that keeps its headers in one dict, as for an API key, sends `Content-Encoding: gzip` with every later plain
+# body. A server that decodes bodies rejects those.
+#
+# Remedy: a copy of the headers for each call.
 #
 # Output seen:
 #   compressed: Content-Encoding gzip, body gzip
