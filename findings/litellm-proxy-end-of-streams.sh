@@ -1,22 +1,26 @@
 #!/usr/bin/env bash
-# LiteLLM's proxy reports an answer that was cut off as complete, and loses the reason of the second of two choices.
+# LiteLLM's proxy reports an answer that was cut off as complete; of two choices, it passes on only the reason of the one
+# that ends first, as that of choice 0.
 #
 # Version: litellm 1.108.7 from PyPI with the extra `proxy`, an engine of the kind `hosted_vllm`.
 #
-# Expected: a proxy passes on `finish_reason` of each choice. Where the engine's stream ends without one and without `[DONE]`, as when
-# its process ends and a load balancer between them closes the chunked response properly, the client sees no reason
-# either, or an error: the text is not complete.
+# Expected: a proxy passes on `finish_reason` of each choice. Where the engine's stream ends without one and without
+# `[DONE]`, as when its process ends and a load balancer between them closes the chunked response properly, the client
+# sees no reason either, or an error: the text is not complete.
 #
-# Seen: for the cut-off stream the proxy adds `"finish_reason": "stop"` and `[DONE]`. Nothing tells such an answer from a whole
-# one; a client that repeats answers without a reason never does. With `n: 2`, all events after the reason of one choice that
-# have no text are dropped, so the other one never gets its `"length"`.
+# Seen: for the cut-off stream the proxy adds `"finish_reason": "stop"`, a usage that it has counted itself, and `[DONE]`.
+# Nothing tells such an answer from a whole one; a client that repeats answers without a reason never does. With `n: 2`,
+# the first reason gets the index 0, whatever its choice, and later ones are dropped, while the text of both goes on: choice
+# 0 has the reason of choice 1, and choice 1 none.
 #
-# Remedy: `max_tokens` and usage tell cut-off answers apart where the engine reports usage; one request for each choice.
+# Remedy: what is behind the proxy breaks the connection off, without the last chunk, or sends an event with an error:
+# the proxy passes on both as an error. One request for each choice.
 #
 # Output seen:
-#   whole answer: engine ['length'], client ['length'], [DONE] True
-#   cut off after two tokens: engine [], client ['stop'], [DONE] True
-#   two choices: engine ['stop', 'length'], client ['stop'], [DONE] True
+#   whole answer: engine ['0 length'], client ['0 length'], tokens 2, [DONE] True
+#   cut off after two tokens: engine [], client ['0 stop'], tokens 2, [DONE] True
+#   broken off after two tokens: engine [], client ['error'], tokens None, [DONE] False
+#   two choices: engine ['1 length', '0 stop'], client ['0 length'], tokens 3, [DONE] True
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -46,13 +50,14 @@ def event(text, reason=None, choice=0):
 STREAMS = {
     "whole answer": [event("A"), event(" B"), event("", "length"), "[DONE]"],
     "cut off after two tokens": [event("A"), event(" B")],
-    "two choices": [event("A"), event("C", choice=1), event("", "stop"), event("", "length", 1), "[DONE]"],
+    "broken off after two tokens": [event("A"), event(" B")],
+    "two choices": [event("A"), event(" C", None, 1), event("", "length", 1), event(" B"), event("", "stop"), "[DONE]"],
 }
 KEY = "sk-key"
 
 
 class Engine(BaseHTTPRequestHandler):
-    """Sends the stream that the message names, in chunked encoding with its end."""
+    """Sends the stream that the message names, in chunked encoding, with its last chunk unless it is broken off."""
 
     protocol_version = "HTTP/1.1"
 
@@ -62,25 +67,34 @@ class Engine(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for each in STREAMS[body["messages"][0]["content"]]:
+        name = body["messages"][0]["content"]
+        for each in STREAMS[name]:
             text = f"data: {each}\n\n".encode()
             self.wfile.write(b"%x\r\n%b\r\n" % (len(text), text))
-        self.wfile.write(b"0\r\n\r\n")
+        if name.startswith("broken off"):
+            self.close_connection = True
+        else:
+            self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, *_):
         pass
 
 
 def reasons(events):
+    """The indices and reasons of choices, and "error" for an error; the tokens of the output, None without usage."""
     documents = [json.loads(each) for each in events if each != "[DONE]"]
-    return [reason for each in documents for choice in each["choices"] if (reason := choice.get("finish_reason"))]
+    choices = [choice for each in documents for choice in each.get("choices", [])]
+    found = [f"{choice['index']} {choice['finish_reason']}" for choice in choices if choice.get("finish_reason")]
+    usages = [each["usage"]["completion_tokens"] for each in documents if each.get("usage")]
+    return found + ["error" for each in documents if "error" in each], (usages or [None])[-1]
 
 
 def stream(name):
     """The events that a client gets."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     message = {"role": "user", "content": name}
-    body = {"model": "m", "messages": [message], "stream": True, "n": 2 if name == "two choices" else 1}
+    body = {"model": "m", "messages": [message], "n": 2 if name == "two choices" else 1}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
     response = connection.getresponse()
@@ -112,9 +126,14 @@ try:
 finally:
     proxy.kill()
     proxy.wait()
+seen = []
 for name, events in found.items():
-    print(f"{name}: engine {reasons(STREAMS[name])}, client {reasons(events)}, [DONE] {events[-1] == '[DONE]'}")
-seen = [reasons(events) for events in found.values()]
-assert seen == [["length"], ["stop"], ["stop"]], "the behaviour has changed"
-assert all(events[-1] == "[DONE]" for events in found.values()), "the behaviour has changed"
+    seen.append((*reasons(events), events[-1] == "[DONE]"))
+    print("{}: engine {}, client {}, tokens {}, [DONE] {}".format(name, reasons(STREAMS[name])[0], *seen[-1]))
+assert seen == [
+    (["0 length"], 2, True),
+    (["0 stop"], 2, True),
+    (["error"], None, False),
+    (["0 length"], 3, True),
+], "the behaviour has changed"
 PYTHON
