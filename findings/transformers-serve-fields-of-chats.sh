@@ -3,12 +3,14 @@
 #
 # Version: transformers 5.24.0 from PyPI with the extra `serving`, torch 2.13.0.
 #
-# Expected: OpenAI's API documents `logit_bias` as token ids with numbers from -100 to 100, which clients send as 5; `n: 2` gives
-# two choices; with a `json_schema` the text is JSON of this schema. What a server does not support it rejects with 400, as this
-# one does for unknown fields (422).
+# Expected: OpenAI's API documents `logit_bias` as token ids with numbers from -100 to 100, which clients send as 5; `n: 2`
+# gives two choices; with a `json_schema` the text is JSON of this schema. A server rejects what it does not support, as
+# this one rejects unknown fields with 422.
 #
-# Seen: 5 gets 500 `Internal Server Error`, 5.0 is accepted. `n` gives one choice, and `response_format` the text without it.
-# A client before several kinds of servers cannot tell this from success: compare the number of choices, parse the text.
+# Seen: 5 gets 500 `Internal Server Error`, 5.0 is accepted. `n` gives one choice, and `response_format` the text without
+# it. A client of several kinds of servers cannot tell this from success.
+#
+# Remedy: fractions in `logit_bias`; a client compares the number of choices, and parses the text.
 #
 # Output seen:
 #   plain: 200, 1 choice
@@ -16,6 +18,7 @@
 #   response_format: 200, 1 choice, the plain text
 #   logit_bias of 5.0: 200, 1 choice
 #   logit_bias of 5: 500
+#   unknown field: 422
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -59,6 +62,7 @@ REQUESTS = {
     "response_format": {"response_format": FORMAT},
     "logit_bias of 5.0": {"logit_bias": {"40": 5.0}},
     "logit_bias of 5": {"logit_bias": {"40": 5}},
+    "unknown field": {"unknown": 5},
 }
 
 
@@ -98,6 +102,6 @@ for name, (status, texts) in found.items():
     print(f"{name}: {status}{choices}{plain}")
 seen = {name: (status, len(texts)) for name, (status, texts) in found.items()}
 accepted = dict.fromkeys(list(REQUESTS)[:4], (200, 1))
-assert seen == accepted | {"logit_bias of 5": (500, 0)}, "the behaviour has changed"
+assert seen == accepted | {"logit_bias of 5": (500, 0), "unknown field": (422, 0)}, "the behaviour has changed"
 assert found["response_format"] == found["plain"], "the behaviour has changed"
 PYTHON
