@@ -153,7 +153,7 @@ docs: $(INSTALLED) ## Write the generated pages of docs/ anew
 docs-site: $(DOCS_READY) ## Build the documentation as a site in build/site, with all links checked
 	$(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site
 
-findings: ## Run each script of findings/ (some minutes), and list the behaviours that have changed; installs packages from an index
+findings: ## Run each script of findings/ (a quarter of an hour), and list the behaviours that have changed; installs packages from an index
 	@changed=0; for script in findings/*.sh; do \
 		began=$$(date +%s); log=$$($$script 2>&1) && result=same || { result=CHANGED; changed=1; }; \
 		printf '%-8s %4d s  %s\n' $$result $$(($$(date +%s) - began)) $$(basename $$script .sh); \

