@@ -3,8 +3,9 @@
 #
 # Version: smg 1.13.0 and vllm-router 0.1.17 from PyPI, default options, one engine.
 #
-# Expected: 429 with `Retry-After: 30` says that the engine is full and when to come back. A router with another engine
-# may try that one; with one engine it passes the response on.
+# Expected: 429 with `Retry-After: 30` says that the engine is full and when to come back. SMG documents that it repeats a
+# 429, "to different workers" (docs/concepts/reliability/retries.md). With one engine there is no other, so a router
+# passes the response on, or waits as the header says.
 #
 # Seen: the same engine gets the request four more times, 50 to 170 ms apart, and the client then gets the 429 with its
 # header, which says 30 s after five attempts. An engine that refuses because it is full has to refuse five times as

@@ -5,8 +5,9 @@
 # Version: smg 1.13.0 from PyPI, its priority scheduler with floors of 0.
 #
 # Expected: docs/reference/priority-scheduler.md of SMG: a request that is cancelled before its first byte to make room
-# for a higher class gets 503 with `X-SMG-Preempted: true` and `Retry-After: 1`, after which clients repeat it. SMG's own
-# metric counts it as such.
+# for a higher class gets 503 with `X-SMG-Preempted: true` and `Retry-After: 1`, after which clients repeat it, and the
+# higher class gets its slot. SMG's own metric counts it as such. The page on concepts warns that the first data of a
+# request whose handler does not notice may be truncated.
 #
 # Seen: an engine that sends the head of its stream at once, as servers on Starlette do, has its stream replaced by a
 # complete but empty one with status 200: no text, no `[DONE]`, no error, so no client repeats it. With an engine that

@@ -3,13 +3,15 @@
 #
 # Version: smg 1.13.0 from PyPI, `--priority-scheduler-enabled` without further options.
 #
-# Expected: a priority decides who runs first when slots are scarce. Without requests of higher classes, requests of the class
-# `bulk` get the whole engine, as in other schedulers whose reservations are lent out.
+# Expected: a priority decides who runs first when slots are scarce. SMG documents that a class may reserve some slots,
+# which lower classes do not get, and that its scheduler is off if the reservations are over the capacity
+# (docs/reference/priority-scheduler.md). Without requests of other classes, the class `bulk` gets most of an engine.
 #
 # Seen: the capacity of an engine that does not report one is taken as 64 requests. The classes above reserve 103 slots
-# (one warning in the log: "capacity is below the configured reservations"); they keep 62 of 64 in proportion, also while
-# none of their requests is there. With `--max-concurrent-requests 64` the same numbers switch the scheduler off instead:
-# one line in the log ("falling back to legacy admission"), and the header `x-smg-priority` has no effect.
+# without any configuration; they keep 62 of the 64 in proportion, also while none of their requests is there, and the
+# scheduler stays on (one warning in the log: "capacity is below the configured reservations"). Only with
+# `--max-concurrent-requests 64` do the same numbers switch it off, as documented: one line in the log ("falling back to
+# legacy admission"), and the header `x-smg-priority` has no effect.
 #
 # Remedy: floors that fit the engine, in a file for `--priority-scheduler-config` that names all fields of each class.
 #
