@@ -26,7 +26,7 @@ trap 'rm -rf "$folder"' EXIT
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check 'transformers[serving]==5.24.0' torch==2.13.0
 cd "$folder"
 
-HF_HUB_OFFLINE=1 "$folder/venv/bin/python" - <<'PYTHON'
+TMPDIR="$folder" HF_HOME="$folder/cache" HF_HUB_OFFLINE=1 "$folder/venv/bin/python" - <<'PYTHON'
 import json
 import socket
 import subprocess
