@@ -280,6 +280,115 @@ def test_requests_in_slots_start_and_end_one_by_one(
     assert (found["p50_ms"], found["p99_ms"]) == (pytest.approx(p50_ms, rel=0.07), pytest.approx(p99_ms, rel=0.07))
 
 
+def test_first_words_come_at_the_end_of_a_step() -> None:
+    """The second request arrives in a step of 15 ms that ends at 1.015, and has its first word after one of 20 ms."""
+    found = run([Arrival(1.0, 0, 10), Arrival(1.005, 0, 10)], costs=ENGINE)["classes"][0]
+
+    assert (found["first_token_p50_ms"], found["first_token_p99_ms"]) == (
+        pytest.approx(15, rel=0.02),
+        pytest.approx(30, rel=0.02),
+    )
+
+
+@pytest.mark.parametrize(
+    ("at_s", "p50_ms"),
+    [
+        # in the middle of the fifth step: five steps of 15 ms, and five of 60 ms
+        (1.070, 375),
+        # before the first step
+        (0.5, 600),
+        # after the end
+        (1.5, 150),
+    ],
+)
+def test_a_slower_engine_changes_the_steps_that_begin_then(at_s: float, p50_ms: float) -> None:
+    """The present step ends as before."""
+    changes = [{"at_s": at_s, "slower": 4}]
+    found = run([Arrival(1.0, 0, 10)], costs=ENGINE, changes=changes)["classes"][0]
+
+    assert found["p50_ms"] == pytest.approx(p50_ms, rel=0.02)
+
+
+def test_slower_batches() -> None:
+    """Those that begin after the change: 1 ms until they run, 50 or 150 ms, and 2 ms for the call."""
+    changes = [{"at_s": 1.5, "slower": 3}]
+    found = run([Arrival(1.0, 0, 10), Arrival(2.0, 0, 10)], changes=changes)["classes"][0]
+
+    assert (found["p50_ms"], found["p99_ms"]) == (pytest.approx(53, rel=0.01), pytest.approx(153, rel=0.01))
+
+
+def test_users_send_the_next_request_after_the_last_response() -> None:
+    """Four users of an engine with two slots: two run, in steps of 20 ms, and a response of ten words comes every 100 ms."""
+    found = run([], customers={"acme": {"users": 4, "words": 10}}, costs=ENGINE, duration_s=10, warmup_s=2)["classes"][
+        0
+    ]
+
+    assert found["arrivals"] == pytest.approx(100, abs=4)
+    assert found["completed"] == found["arrivals"]
+    assert found["p50_ms"] == pytest.approx(400, rel=0.06)
+
+
+def test_users_come_and_leave() -> None:
+    """One user all the time, a second one for a second; requests take 150 ms alone, and 200 ms side by side."""
+    fields = {"users": [[0, 1], [1, 2], [2, 1]], "words": 10}
+    found = run([], customers={"acme": fields}, costs=ENGINE, duration_s=3)
+
+    arrived = found["timeline"]["tiers"]["paid"]["arrived_rps"]
+    assert [sum(arrived[n : n + 4]) / 4 for n in (0, 4, 8)] == pytest.approx([7, 10, 7], abs=1)
+
+
+def test_a_rejected_user_waits_for_its_retry_after() -> None:
+    """Two requests/s, though answers take 150 ms: the others are rejected, and the user does not spin."""
+    fields = {"users": 1, "words": 10, "limits": {"requests_per_second": 2, "burst": 1}}
+    found = run([], customers={"acme": fields}, costs=ENGINE, duration_s=20)["classes"][0]
+
+    assert found["completed"] == pytest.approx(40, abs=3)
+    assert found["refused"] <= 2 * found["completed"]
+
+
+def test_a_killed_engine_breaks_off_streams_and_the_rest_runs_again() -> None:
+    """Two engines with one slot each: the stream that has begun fails if its engine is the killed one, and the other engine serves
+    what comes later.
+    """
+    costs, changes = ENGINE | {"slots": 1}, [{"at_s": 1.1, "killed": 1}]
+    arrivals = [Arrival(1.0, 0, 20), Arrival(1.0, 0, 20), Arrival(1.2, 0, 10), Arrival(1.3, 0, 10)]
+    found = run(arrivals, gpus=2, costs=costs, changes=changes)["classes"][0]
+
+    assert found["failed_by_code"] == {"worker_lost": 1}
+    assert (found["completed"], found["refused"]) == (3, 0)
+
+
+def test_a_request_without_words_survives_its_killed_engine() -> None:
+    """It is in its first step when the engine ends, and runs again at once."""
+    costs, changes = ENGINE | {"slots": 1}, [{"at_s": 1.01, "killed": 1}]
+    arrivals = [Arrival(1.0, 0, 10), Arrival(1.0, 0, 10)]
+    found = run(arrivals, gpus=2, costs=costs, changes=changes)["classes"][0]
+
+    assert (found["completed"], found["failed"]) == (2, 0)
+    assert found["p99_ms"] == pytest.approx(300, rel=0.02)  # After the other one, on its engine.
+
+
+def test_slots_are_learnt_from_the_engine() -> None:
+    """A worker that begins with eight slots keeps an engine of 64 busy after some seconds, and leaves few requests waiting in it."""
+    costs = {"slots": 64, "step_ms": 12, "step_item_ms": 0.15, "dispatch_ms": 2}
+    fields = {"users": 100, "words": 80, "words_spread": 1.0, "limits": {"max_concurrency": 1000}}
+    model = {"total_ms": 60_000}
+    known, learnt = (
+        run(
+            [],
+            customers={"acme": fields},
+            costs=costs | {"learn_slots": learns},
+            model=model,
+            duration_s=20,
+            warmup_s=6,
+        )
+        for learns in (False, True)
+    )
+
+    whole = known["classes"][0]["completed"]
+    assert learnt["classes"][0]["completed"] == pytest.approx(whole, rel=0.05)
+
+
 def test_a_flooded_engine_serves_tiers_and_customers_in_their_order() -> None:
     """At three times the capacity, of answers of very different lengths: enterprise is served whole, the free customer below its
     share nearly whole, and slots are never left free.

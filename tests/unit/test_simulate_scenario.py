@@ -83,7 +83,12 @@ def test_one_field_can_be_changed() -> None:
             {"customers": {"acme": {"cells": ["cell-9"]}}},
             "customers.acme.cells: there is no cell 'cell-9'; cells.count makes cell-1 to cell-1.",
         ),
-        ({"changes": [{"at_s": 3}]}, "changes[0]: changes nothing; give gpus, or cell and state."),
+        ({"changes": [{"at_s": 3}]}, "changes[0]: changes nothing; give gpus, slower, killed, or cell and state."),
+        (
+            {"changes": [{"at_s": 3, "killed": 1}]},
+            "changes[0].killed: only engines with slots are killed; set costs.slots, or change gpus.",
+        ),
+        ({"customers": {"acme": {"users": -1}}}, "customers.*.users: expected `int` >= 0; see docs/simulate.md."),
     ],
 )  # fmt: skip
 def test_an_invalid_field_is_named(fields: dict[str, Any], sentence: str) -> None:

@@ -72,7 +72,7 @@ def test_the_scenario_has_the_last_word(samples: dict[str, Path], tmp_path: Path
 
 
 def test_the_first_token_comes_with_the_first_step(samples: dict[str, Path]) -> None:
-    """Without a queue it takes one step, an answer a step for each word."""
+    """Without a queue it takes one step after the present one has ended, an answer a step for each word."""
     document = base(
         samples, gpus=16, costs={"slots": 64, "step_ms": 10, "step_item_ms": 0, "dispatch_ms": 0, "call_ms": 0}
     )
@@ -84,7 +84,7 @@ def test_the_first_token_comes_with_the_first_step(samples: dict[str, Path]) -> 
     figures = RequestSimulation(scenario, arrivals).run().document(0.0, scenario.ends_s)
 
     for tier in figures["tiers"].values():
-        assert tier["first_token_p50_ms"] == tier["first_token_p99_ms"] == pytest.approx(10, rel=0.01)
+        assert 10 / 1.01 <= tier["first_token_p50_ms"] <= tier["first_token_p99_ms"] <= 20 * 1.01
     words = sorted(arrival.words for arrival in arrivals)
     assert figures["tiers"]["paid"]["p50_ms"] == pytest.approx(10 * words[len(words) // 2], rel=0.2)
 
@@ -145,7 +145,7 @@ def test_the_fewest_gpus_meet_the_objectives_and_one_less_does_not(samples: dict
 
 def test_settings_for_fewer_gpus_are_tried_alone(samples: dict[str, Path]) -> None:
     """Each of them meets the objectives with its number of GPUs, and is an option that can be copied."""
-    one, _ = sizer(samples, "free.first_token_p95=1s", gpus=4)
+    one, _ = sizer(samples, "free.first_token_p95=500ms", gpus=4)
     sizing = one.size()
 
     assert any(trial.setting.startswith("tiers.free.guaranteed_share=") for trial in sizing.settings)
@@ -160,8 +160,8 @@ def test_objectives_that_nothing_meets(samples: dict[str, Path]) -> None:
     one, lines = sizer(samples, "all.first_token_p50=1ms", gpus=4)
     sizing = one.size()
 
-    assert (sizing.least.gpus, sizing.least.meets, sizing.one_less) == (16, False, None)
-    assert len(lines) == 3
+    assert (sizing.least.gpus, sizing.least.meets, sizing.one_less) == (64, False, None)
+    assert len(lines) == 5
     assert "may be out of reach" in sentences(sizing)[0]
 
 

@@ -9,7 +9,6 @@ schedulers the first acts, so one dispatcher is simulated.
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from random import Random
 
 from gateway.inference.events import SLO_FAILURES
@@ -24,13 +23,14 @@ from scheduler.batching.decision import Decision
 from scheduler.batching.dispatcher import MAX_SLEEP_S, REFUSED_PAUSE_S, STANDBY_S
 from scheduler.batching.policy import plan
 from scheduler.batching.service import UNKNOWN, Service, pool_service
+from scheduler.batching.slot_policy import fill
 from scheduler.batching.snapshot import PoolSnapshot, TierQueue
 from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
-from scheduler.batching.tier_shares import choose
+from scheduler.batching.withdrawal import withdrawal
 from scheduler.cells.moves import CellState
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission, SubmissionGroup
-from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, WorkerView
+from scheduler.protocol.pool_view import GatewayStats, Observation, SlotView, TierDepth, WorkerView
 from scheduler.protocol.wake_condition import FIRST_IDLE, NEVER, WakeCondition
 from scheduler.states import Admission
 from tierlane_tools.simulate.admission import AdmissionModel, CustomerAccount
@@ -38,14 +38,17 @@ from tierlane_tools.simulate.events import EventLoop
 from tierlane_tools.simulate.fair_queue import FairQueue, QueuedRequest
 from tierlane_tools.simulate.results import Recorder
 from tierlane_tools.simulate.scenario import SimulationScenario
+from tierlane_tools.simulate.slots import SlottedWorker
 from tierlane_tools.simulate.worker import MovesDocument, SimulatedBatch, SimulatedWorker
 
 SERVICE_S = 1.0
 """The interval at which a scheduler reads the service times."""
 LEASE_S, GONE_S = 0.6, 1.0
 """The lease of a batch, and the time after which a silent worker is not counted any more."""
+SHORTEST_SLEEP_S = 0.001  # Less would be a rounding error.
 MOST_LOSSES = 2
 NO_GPU_RETRY_MS = 1000.0
+LEAST_PAUSE_MS = 100.0  # Of a user of a closed loop after a rejection.
 MOST_READY = 1_000_000  # Free slots bound what is ready.
 
 
@@ -61,6 +64,8 @@ class CellDispatcher:
         self._credit: Mapping[str, float] = {}
         self._depth_left = 0
         self._due_s = -math.inf
+        self._withdrawals = 0
+        self._withdrawn_s = -math.inf
         self._condition: WakeCondition = WakeCondition(1)
         self._timer = 0
         self._in_turn = False
@@ -117,23 +122,46 @@ class CellDispatcher:
                 return REFUSED_PAUSE_S
 
     def _fill_slots(self) -> float:
-        """Fill the free slots, one request after the other, in the order of `choose`."""
-        cell, now, policy = self._cell, self._loop.now, replace(self.policy, max_batch_size=1)
+        """Fill the free slots. Returns the seconds until the next turn."""
+        cell = self._cell
         self._condition = WakeCondition(1, MOST_READY)
         while cell.depth and cell.free_slots > len(cell.ready):
-            tiers = {name: TierQueue(queue.depth, _age_ms(queue, now)) for name, queue in cell.queues.items()}
-            picks, self._credit = choose(tiers, policy, self._credit)
+            decisions = fill(self._snapshot(), self.policy, self._credit)
             before = cell.depth
-            if not picks or (not cell.form(picks, MOST_READY) and cell.depth >= before):
+            for decision in decisions:
+                for tier, places in decision.picks:
+                    # One by one: which worker has how many free slots is not known here.
+                    for _ in range(places):
+                        cell.form([(tier, 1)], MOST_READY)
+            self._credit = decisions[-1].credit
+            if cell.depth >= before:
                 break
-        return MAX_SLEEP_S
+        return self._withdraw() if cell.depth else MAX_SLEEP_S
+
+    def _withdraw(self) -> float:
+        """Withdraw runs of lower tiers if the highest one would wait too long for a slot."""
+        cell, now = self._cell, self._loop.now
+        wanted = withdrawal(self._snapshot(), self.policy, (now - self._withdrawn_s) * 1000)
+        if wanted is None:
+            return MAX_SLEEP_S
+        workers = [each for each in cell.workers if isinstance(each, SlottedWorker) and each.slots]
+        if wanted.runs and workers:
+            self._withdrawals += 1
+            self._withdrawn_s = now
+            self._loop.after(0.0, workers[self._withdrawals % len(workers)].withdraw, wanted.runs, wanted.queues)
+        return min(MAX_SLEEP_S, max(SHORTEST_SLEEP_S, wanted.wait_ms / 1000))
 
     def _decide(self) -> list[Decision]:
         cell, now = self._cell, self._loop.now
         depth = cell.depth
         self._arrivals.record(max(0, depth - self._depth_left), now)
         self._depth_left = depth
-        snapshot = PoolSnapshot(
+        return plan(self._snapshot(), self.policy, self._credit)
+
+    def _snapshot(self) -> PoolSnapshot:
+        cell, now = self._cell, self._loop.now
+        free = max(0, cell.free_slots - len(cell.ready))
+        return PoolSnapshot(
             tiers={name: TierQueue(queue.depth, _age_ms(queue, now)) for name, queue in cell.queues.items()},
             ready_batches=len(cell.ready),
             leased_batches=cell.leased,
@@ -143,8 +171,8 @@ class CellDispatcher:
             since_ms=(now - self._due_s) * 1000,
             since_formed_ms=(now - self._cell.formed_s) * 1000,
             quiet=[name for name, queue in cell.queues.items() if queue.quiet and queue.in_backlogs],
+            slots=SlotView(free, cell.slots, free) if cell.has_slots else None,
         )
-        return plan(snapshot, self.policy, self._credit)
 
 
 def _age_ms(queue: FairQueue, now: float) -> float:
@@ -153,7 +181,11 @@ def _age_ms(queue: FairQueue, now: float) -> float:
 
 
 class SimulatedCell:
-    """One cell. `accounts`: all customers; `departs`: called for a worker that leaves, with the name of its next cell."""
+    """One cell. `accounts`: all customers; `departs`: called for a worker that leaves, with the name of its next cell.
+
+    `retry` is called with a rejected request that is sent again, `over` with a customer and its user when a request has ended for
+    good, and the ms after which that user may send the next one.
+    """
 
     def __init__(
         self,
@@ -165,7 +197,8 @@ class SimulatedCell:
         accounts: Sequence[CustomerAccount],
         recorder: Recorder,
         random: Random,
-        retry: Callable[[CustomerAccount, float, int], None],
+        retry: Callable[[CustomerAccount, float, int, int], None],
+        over: Callable[[CustomerAccount, int, float], None],
     ) -> None:
         self.name = name
         self.accepts = True
@@ -176,8 +209,10 @@ class SimulatedCell:
         self._accounts = accounts
         self._recorder = recorder
         self._retry = retry
+        self._over = over
         batch = scenario.model.max_batch_size
         self.has_slots = scenario.costs.slots > 0
+        self.slots = self.free_slots = 0  # Of its workers.
         slots = scenario.costs.slots * scenario.gpus
         places = slot_places(slots) if slots else batch
         self.queues = {tier.name: FairQueue(places, self._may_run) for tier in snapshot.tiers}
@@ -211,11 +246,6 @@ class SimulatedCell:
     def depth(self) -> int:
         """Requests in all queues."""
         return sum(queue.depth for queue in self.queues.values())
-
-    @property
-    def free_slots(self) -> int:
-        """Of its workers."""
-        return sum(worker.free for worker in self.workers)
 
     @property
     def _is_first_idle(self) -> bool:
@@ -263,15 +293,15 @@ class SimulatedCell:
         self.live.observe(own, self._snapshot, self._loop.now, whole)
         self._run_ms = math.ceil(max((view.service_p95_ms for view in whole.workers), default=self._run_ms))
 
-    def arrive(self, account: CustomerAccount, words: float, tries: int) -> None:
-        """A request of a customer; `tries`: how often it may still be sent again."""
+    def arrive(self, account: CustomerAccount, words: float, tries: int, user: int) -> None:
+        """A request of a customer; `tries`: how often it may still be sent again; `user`: of a closed loop, else -1."""
         now, identity = self._loop.now, account.identity
         self._meter.arrived(identity.tier, identity.customer_name)
         self._recorder.arrived(account, self.name)
         if self.live.no_gpu(now):
             self._meter.shed(identity.tier)
             self._recorder.refused(account, ErrorCode.NO_CAPACITY.value, "no_gpu")
-            self._send_again(account, words, tries, NO_GPU_RETRY_MS)
+            self._send_again(account, words, tries, user, NO_GPU_RETRY_MS)
             return
         limits = self._customer_limits.limits(identity)
         submission = Submission(
@@ -290,6 +320,7 @@ class SimulatedCell:
         if verdict.outcome is Admission.ACCEPTED:
             queue_until_s, deadline_s = now + submission.queue_ms / 1000, now + submission.total_ms / 1000
             request = QueuedRequest(account.number, now, queue_until_s, deadline_s, words)
+            request.user = user
             urgent = self.queues[identity.tier].push(request, identity.weight)
             self.dispatcher.admitted(self.depth, urgent=urgent)
             return
@@ -297,11 +328,13 @@ class SimulatedCell:
         if is_capacity_rejection(error.code):
             self._meter.shed(identity.tier)
         self._recorder.refused(account, error.code.value, verdict.outcome.value)
-        self._send_again(account, words, tries, error.retry_after_ms or 0)
+        self._send_again(account, words, tries, user, error.retry_after_ms or 0)
 
-    def _send_again(self, account: CustomerAccount, words: float, tries: int, retry_ms: float) -> None:
+    def _send_again(self, account: CustomerAccount, words: float, tries: int, user: int, retry_ms: float) -> None:
         if tries > 0 and retry_ms > 0:
-            self._loop.after(retry_ms / 1000, self._retry, account, words, tries - 1)
+            self._loop.after(retry_ms / 1000, self._retry, account, words, tries - 1, user)
+        else:
+            self._over(account, user, max(LEAST_PAUSE_MS, retry_ms))
 
     def _may_run(self, request: QueuedRequest) -> bool:
         """Whether a request that leaves its queue still has time."""
@@ -320,6 +353,7 @@ class SimulatedCell:
         if code in SLO_FAILURES:
             self._meter.failed(account.identity.tier)
         self._recorder.failed(account, code.value, request.arrived_s)
+        self._over(account, request.user, 0.0)
 
     # Scheduler.
 
@@ -392,6 +426,7 @@ class SimulatedCell:
             tier = account.identity.tier
             self._meter.answered(tier, latency_ms, now)
             self._recorder.completed(account, request, latency_ms, cost_ms, self._scenario.costs.call_ms)
+            self._over(account, request.user, self._scenario.costs.call_ms)
             by_tier.setdefault(tier, []).append((request, cost_ms))
         for tier, costs in by_tier.items():
             self.queues[tier].settle(costs, batch.empty_part)
@@ -413,6 +448,27 @@ class SimulatedCell:
         self.ready.appendleft(batch)
         self.offer()
 
+    def broken(self, batch: SimulatedBatch) -> None:
+        """Its engine was lost after the response had begun."""
+        self.leased -= 1
+        for request in batch.requests:
+            self._failed(request, ErrorCode.WORKER_LOST)
+        self._loop.after(0.0, self.dispatcher.worker_changed, self._is_first_idle)
+
+    def returned(self, batch: SimulatedBatch) -> None:
+        """Its requests did not run. They go to the head of their queue."""
+        self.leased -= 1
+        for request in batch.requests:
+            self.queues[self._accounts[request.customer].identity.tier].put_back(request)
+        self._loop.after(0.0, self.dispatcher.turn)
+
+    def count_slots(self, slots: int, free: int) -> None:
+        """A worker has so many more slots, and free ones."""
+        self.slots += slots
+        self.free_slots += free
+        if free > 0:
+            self._loop.after(0.0, self.dispatcher.worker_changed, self._is_first_idle)
+
     def add(self, worker: SimulatedWorker) -> None:
         """A worker serves this cell from now on."""
         self.workers.append(worker)
@@ -423,6 +479,8 @@ class SimulatedCell:
         """It does not any more."""
         if worker in self.workers:
             self.workers.remove(worker)
+            self.count_slots(-worker.counted[0], -worker.counted[1])
+            worker.counted = (0, 0)
 
     def departs(self, worker: SimulatedWorker, destination: str) -> None:
         """It moves to another cell. Until it has arrived there, it counts here."""

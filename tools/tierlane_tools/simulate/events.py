@@ -66,11 +66,21 @@ def poisson(
             now += random.expovariate(total)
             if now >= last:
                 break
-            customer, drawn = customers[random.randrange(len(customers))], words
-            if words_spread:  # Of the logarithm; the mean stays.
-                location = math.log(words) - words_spread * words_spread / 2
-                drawn = max(1.0, random.lognormvariate(location, words_spread))
-            yield Arrival(now, customer, drawn)
+            customer = customers[random.randrange(len(customers))]
+            yield Arrival(now, customer, drawn_length(words, words_spread, random))
+
+
+def drawn_length(words: float, spread: float, random: Random) -> float:
+    """The length of a request. `spread`: of the logarithm; the mean stays."""
+    if not spread:
+        return words
+    return max(1.0, random.lognormvariate(math.log(words) - spread * spread / 2, spread))
+
+
+def lengths(words: float, spread: float, random: Random) -> Iterator[float]:
+    """The lengths of the requests of one user."""
+    while True:
+        yield drawn_length(words, spread, random)
 
 
 def in_order(sources: Sequence[Iterator[Arrival]]) -> Iterator[Arrival]:

@@ -21,7 +21,8 @@ APART_SHARE, APART_MOST = 0.02, 16.0
 
 class QueuedRequest:
     """A request from its arrival to its end. Times in seconds; `words`: its length; `estimate`: what its customer was charged;
-    `first_s`: when its first token was there, 0 if all come at once.
+    `first_s`: when its first token was there, 0 if all come at once. `user`: of a closed loop, else -1. `withdrawn`: it has left a slot
+    for a request of a higher tier.
     """
 
     __slots__ = (
@@ -34,6 +35,8 @@ class QueuedRequest:
         "flow",
         "queue_until_s",
         "started_s",
+        "user",
+        "withdrawn",
         "words",
     )
 
@@ -43,6 +46,8 @@ class QueuedRequest:
         self.queue_until_s = queue_until_s
         self.deadline_s = deadline_s
         self.words = words
+        self.user = -1
+        self.withdrawn = False
         self.started_s = self.first_s = 0.0
         self.attempts = 0
         self.flow: CustomerFlow | None = None  # If it left a backlog.
@@ -142,6 +147,10 @@ class FairQueue:
         flow.backlog.append(request)
         self.in_backlogs += 1
         return urgent
+
+    def put_back(self, request: QueuedRequest) -> None:
+        """A request that left returns to the head."""
+        self._queue.appendleft(request)
 
     def take(self, places: int, *, alone: bool) -> tuple[list[QueuedRequest], bool, bool]:
         """Up to `places` requests that may run. `alone`: no other request is in the batch yet.

@@ -44,6 +44,10 @@ class LatencyCounts:
         self.counts = [own + more for own, more in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
+    def within(self, ms: float) -> int:
+        """How many responses took at most this time."""
+        return sum(self.counts[: int(math.log(ms / _LEAST_MS) / _WIDTH) + 1])
+
     def percentiles(self, shares: Sequence[float] = PERCENTILES) -> list[float | None]:
         """The times below which these shares of the responses are, in the middle of their bucket; None without responses."""
         if not self.total:

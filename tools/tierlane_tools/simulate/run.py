@@ -4,7 +4,7 @@ The seed decides everything: each source of chance has a generator of its own, s
 they are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 
@@ -16,7 +16,7 @@ from scheduler.cells.placement import Cell, home
 from scheduler.protocol.pool_view import Observation, combined, with_moving
 from tierlane_tools.simulate.admission import CustomerAccount
 from tierlane_tools.simulate.cell import GONE_S, SimulatedCell
-from tierlane_tools.simulate.events import Arrival, EventLoop, in_order, poisson
+from tierlane_tools.simulate.events import Arrival, EventLoop, in_order, lengths, poisson
 from tierlane_tools.simulate.results import CellStep, ClassFigures, Figures, Recorder, SimulatedTimeline
 from tierlane_tools.simulate.scenario import CustomerClass, ScenarioChange, ScenarioError, SimulationScenario
 from tierlane_tools.simulate.slots import SlottedWorker
@@ -52,9 +52,16 @@ def identities(scenario: SimulationScenario, tiers: Sequence[Tier]) -> list[tupl
 
 
 class RequestSimulation:
-    """One run. `recorded`: arrivals beside those of the classes, with the numbers of customers as in `identities`."""
+    """One run. `recorded`: arrivals beside those of the classes, with the numbers of customers as in `identities`. `words`: the lengths
+    of the requests of a user of a closed loop, by its customer and number; None: drawn.
+    """
 
-    def __init__(self, scenario: SimulationScenario, recorded: Sequence[Arrival] = ()) -> None:
+    def __init__(
+        self,
+        scenario: SimulationScenario,
+        recorded: Sequence[Arrival] = (),
+        words: Callable[[str, int], Iterator[float]] | None = None,
+    ) -> None:
         self._scenario = scenario
         self._loop = EventLoop()
         self._random = Random(f"{scenario.seed}/policies")
@@ -88,6 +95,7 @@ class RequestSimulation:
                 recorder=self._recorder,
                 random=Random(f"{scenario.seed}/{name}"),
                 retry=self._arrive,
+                over=self._user_goes_on,
             )
             for name in names
         }
@@ -98,6 +106,12 @@ class RequestSimulation:
         self._seen: dict[str, Observation] = {}  # The same, with workers that have just left (`with_moving`).
         self._documents = 0
         self._arrivals = self._sources(recorded)
+        self._words = words
+        self._users: dict[
+            tuple[int, int], Iterator[float]
+        ] = {}  # By customer and number: the lengths of their requests.
+        self._sending: set[tuple[int, int]] = set()
+        self._slower = 1.0
 
     def run(self) -> Figures:
         """Run to the end, and a little further, so that the last requests end."""
@@ -113,6 +127,9 @@ class RequestSimulation:
             loop.at(change.at_s, self._change, change)
         if len(self._by_name) > 1:
             self._publish_moves()
+        for account in self._accounts:
+            for from_s, users in self._class(account).user_steps if self._class(account).users else ():
+                loop.at(from_s, self._users_come, account, users)
         loop.at(self.figures.timeline.step_s, self._sample, 1)
         self._next_arrival()
         loop.run(scenario.ends_s)
@@ -145,12 +162,38 @@ class RequestSimulation:
         self._arrive(account, arrival.words, self._class(account).retries)
         self._next_arrival()
 
+    # Closed loops.
+
+    def _users_come(self, account: CustomerAccount, users: int) -> None:
+        """From here on a customer has so many users; those that are too many leave after their requests."""
+        for user in range(users):
+            if (account.number, user) not in self._sending:
+                self._sending.add((account.number, user))
+                self._user_sends(account, user)
+
+    def _user_sends(self, account: CustomerAccount, user: int) -> None:
+        each, key = self._class(account), (account.number, user)
+        now = self._loop.now
+        users = next((users for from_s, users in reversed(each.user_steps) if from_s <= now), 0)
+        if user >= users:
+            self._sending.discard(key)
+            return
+        if key not in self._users:
+            customer = account.identity.customer_id
+            drawn = lengths(each.words, each.words_spread, Random(f"{self._scenario.seed}/{customer}/{user}"))
+            self._users[key] = self._words(customer, user) if self._words else drawn
+        self._arrive(account, next(self._users[key]), each.retries, user)
+
+    def _user_goes_on(self, account: CustomerAccount, user: int, after_ms: float) -> None:
+        if user >= 0:
+            self._loop.after(after_ms / 1000, self._user_sends, account, user)
+
     def _class(self, account: CustomerAccount) -> CustomerClass:
         return self._scenario.customers[account.class_name]
 
-    def _arrive(self, account: CustomerAccount, words: float, tries: int) -> None:
+    def _arrive(self, account: CustomerAccount, words: float, tries: int, user: int = -1) -> None:
         if self._loop.now < self._scenario.ends_s:
-            self._homes[account.number].arrive(account, words, tries)
+            self._homes[account.number].arrive(account, words, tries, user)
 
     def _assign_homes(self) -> None:
         """The cell of each customer: one of those of its class, else its home among the open cells."""
@@ -176,7 +219,13 @@ class RequestSimulation:
         """Add or remove workers; new ones join the cell with the fewest for its weight, lost ones are drawn."""
         size = self._scenario.model.max_batch_size
         classes = self._scenario.customers.values()
-        rates = [(each.count * max(rate for _, rate in each.steps), each.words) for each in classes]
+        rates = [
+            (
+                each.count * (max(rate for _, rate in each.steps) + max(users for _, users in each.user_steps)),
+                each.words,
+            )
+            for each in classes
+        ]
         total = sum(rate for rate, _ in rates)
         words = sum(rate * mean for rate, mean in rates) / total if total else 10.0
         open_cells = [cell for cell in self._cells if cell.is_open] or self._cells
@@ -190,6 +239,7 @@ class RequestSimulation:
                 worker = SlottedWorker(name, self._loop, costs, random)
             else:
                 worker = SimulatedWorker(name, self._loop, costs, random, sizes)
+            worker.change_speed(self._slower)
             self._workers.append(worker)
             fewest = min(open_cells, key=lambda cell: len(self._by_name[cell.name].workers) / cell.weight)
             self._by_name[fewest.name].add(worker)
@@ -225,6 +275,14 @@ class RequestSimulation:
     def _change(self, change: ScenarioChange) -> None:
         if change.gpus is not None:
             self._resize(change.gpus)
+        if change.slower is not None:
+            self._slower = change.slower
+            for worker in self._workers:
+                worker.change_speed(change.slower)
+        if change.killed is not None:
+            engines = [each for each in self._workers if isinstance(each, SlottedWorker) and not each.killed]
+            for worker in self._random.sample(engines, min(change.killed, len(engines))):
+                worker.kill()
         if change.cell is None or change.state is None:
             return
         cell = self._by_name[change.cell]

@@ -22,6 +22,7 @@ Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
+NotNegativeCount = Annotated[int, Meta(ge=0)]
 Limits = dict[str, float | None]
 
 MAX_REQUESTS = 20_000_000
@@ -84,6 +85,8 @@ class TierSection(_Section, frozen=True, kw_only=True):
 class CustomerClass(_Section, frozen=True, kw_only=True):
     """Equal customers. `rate`: requests/s of each of them, constant or steps [[from second, rate], ...].
 
+    `users` of each of them, or such steps: a user sends the next request when the last one was answered, or after the Retry-After
+    of a rejection.
     `words`: the mean length of a request; `words_spread`: the standard deviation of its logarithm. `limits`: own limits, else
     those of the tier. `cells`: the cells of these customers, instead of their homes. `retries`: how often a rejected request is
     sent again after its Retry-After.
@@ -92,6 +95,7 @@ class CustomerClass(_Section, frozen=True, kw_only=True):
     tier: str
     count: Count = 1
     rate: NotNegative | list[tuple[NotNegative, NotNegative]] = 0.0
+    users: NotNegativeCount | list[tuple[NotNegative, NotNegativeCount]] = 0
     words: Positive = 10.0
     words_spread: NotNegative = 0.0
     weight: Positive = 1.0
@@ -104,6 +108,11 @@ class CustomerClass(_Section, frozen=True, kw_only=True):
     def steps(self) -> Sequence[tuple[float, float]]:
         """(from second, requests/s of each customer), in order of time."""
         return [(0.0, self.rate)] if isinstance(self.rate, int | float) else sorted(self.rate)
+
+    @property
+    def user_steps(self) -> Sequence[tuple[float, int]]:
+        """(from second, users of each customer), in order of time."""
+        return [(0.0, self.users)] if isinstance(self.users, int) else sorted(self.users)
 
 
 class ModelSection(_Section, frozen=True, kw_only=True):
@@ -122,7 +131,8 @@ class Costs(_Section, frozen=True, kw_only=True):
     `sizes`: {size: ms} instead of the first two, with straight lines between. `spread`: the standard deviation of the logarithm.
     `dispatch_ms`: from the decision to form a batch until it runs. `call_ms`: what a response takes beyond queue and GPU.
     With `slots`, each GPU runs so many requests at a time, instead of batches: each word of a request takes a step of `step_ms` +
-    running requests x `step_item_ms`.
+    running requests x `step_item_ms`. `learn_slots`: the worker does not know that number, and learns it from the engine's metrics,
+    as before an endpoint; what it sends beyond it waits in the engine.
     """
 
     batch_ms: NotNegative = 50.0
@@ -132,7 +142,8 @@ class Costs(_Section, frozen=True, kw_only=True):
     spread: NotNegative = 0.0
     dispatch_ms: NotNegative = 1.0
     call_ms: NotNegative = 2.5
-    slots: Annotated[int, Meta(ge=0)] = 0
+    slots: NotNegativeCount = 0
+    learn_slots: bool = False
     step_ms: Positive = 12.0
     step_item_ms: NotNegative = 0.15
 
@@ -157,10 +168,15 @@ class SchedulerSection(_Section, frozen=True, kw_only=True):
 
 
 class ScenarioChange(_Section, frozen=True, kw_only=True):
-    """A change at a time: the number of GPUs, or the state of a cell. A lost cell stops for `outage_s`; see docs."""
+    """A change at a time: the number of GPUs, their speed, or the state of a cell. A lost cell stops for `outage_s`; see docs.
+
+    `slower`: all GPUs take so many times as long as at the start. `killed`: so many more engines end; their workers stay, unhealthy.
+    """
 
     at_s: NotNegative
-    gpus: Annotated[int, Meta(ge=0)] | None = None
+    gpus: NotNegativeCount | None = None
+    slower: Positive | None = None
+    killed: Count | None = None
     cell: str | None = None
     state: Literal["open", "draining", "lost"] | None = None
 
@@ -341,8 +357,13 @@ def _check_cells(scenario: SimulationScenario) -> None:
     named = [(f"customers.{name}.cells", cell) for name, each in scenario.customers.items() for cell in each.cells]
     named += [("cells.weights", cell) for cell in scenario.cells.weights]
     for number, change in enumerate(scenario.changes):
-        if change.gpus is None and (change.cell is None or change.state is None):
-            raise ScenarioError(f"changes[{number}]: changes nothing; give gpus, or cell and state.")
+        of_gpus = (change.gpus, change.slower, change.killed)
+        if of_gpus == (None, None, None) and (change.cell is None or change.state is None):
+            raise ScenarioError(f"changes[{number}]: changes nothing; give gpus, slower, killed, or cell and state.")
+        if change.killed and not scenario.costs.slots:
+            raise ScenarioError(
+                f"changes[{number}].killed: only engines with slots are killed; set costs.slots, or change gpus."
+            )
         named += [(f"changes[{number}].cell", change.cell)] if change.cell else []
     for place, cell in named:
         if cell not in known:

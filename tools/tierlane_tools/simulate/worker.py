@@ -69,6 +69,9 @@ class BatchSource(Protocol):
     def started(self, batch: SimulatedBatch, run_s: float, /) -> None: ...
     def finished(self, batch: SimulatedBatch, run_ms: float, /) -> None: ...
     def lost(self, batch: SimulatedBatch, /) -> None: ...
+    def broken(self, batch: SimulatedBatch, /) -> None: ...
+    def returned(self, batch: SimulatedBatch, /) -> None: ...
+    def count_slots(self, slots: int, free: int, /) -> None: ...
     def departs(self, worker: "SimulatedWorker", destination: str, /) -> None: ...
 
 
@@ -84,6 +87,7 @@ class SimulatedWorker:
         self.service = ServiceTime()
         self.served = ServedRate()
         self.alive = True
+        self.counted = (0, 0)  # Its slots and the free ones, as its cell counts them; 0 if it runs batches.
         self._loop = loop
         self._costs = costs
         self._random = random
@@ -95,6 +99,7 @@ class SimulatedWorker:
         self._beat_s = -math.inf  # When it sent its last heartbeat.
         self._next_beat_s = random.random() * BEAT_S  # From the first to the second one.
         self._beats = 0
+        self._slower = 1.0
         self._moves = MovesDocument()
         self._decided = MovesDocument().number  # Of the document that it decided by.
         self._decided_s = -math.inf
@@ -148,11 +153,6 @@ class SimulatedWorker:
     def _beat_due(self, number: int) -> None:
         if number == self._beats:
             self._beat()
-
-    @property
-    def free(self) -> int:
-        """Free slots; 0 for a worker that runs batches."""
-        return 0
 
     def pop(self) -> None:
         """Claim the next batch, or wait for one, unless it moves to another cell."""
@@ -208,7 +208,7 @@ class SimulatedWorker:
 
     def _start(self, batch: SimulatedBatch, delay_s: float, *, has_backlog: bool) -> None:
         self._running = batch
-        run_ms = self._costs.run_ms(len(batch.requests), batch.words)
+        run_ms = self._costs.run_ms(len(batch.requests), batch.words) * self._slower
         if self._costs.spread:
             run_ms *= self._random.lognormvariate(0.0, self._costs.spread)
         self._run_ms = run_ms
@@ -243,6 +243,10 @@ class SimulatedWorker:
             self._start(waiting, 0.0, has_backlog=True)
         elif not self._pops:
             self.pop()
+
+    def change_speed(self, slower: float) -> None:
+        """Batches that begin from here on take so many times as long as by the costs."""
+        self._slower = slower
 
     def lose(self) -> None:
         """The GPU is lost, with its batches."""
