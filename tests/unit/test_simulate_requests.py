@@ -391,7 +391,7 @@ def test_slots_are_learnt_from_the_engine() -> None:
 
 def test_a_flooded_engine_serves_tiers_and_customers_in_their_order() -> None:
     """At three times the capacity, of answers of very different lengths: enterprise is served whole, the free customer below its
-    share nearly whole, and slots are never left free.
+    share nearly whole, slots are never left free, and the engine's time is charged once, also while it empties at the end.
     """
     customers = {
         "acme": None,
@@ -407,4 +407,4 @@ def test_a_flooded_engine_serves_tiers_and_customers_in_their_order() -> None:
     assert corp["completed"] == corp["arrivals"]
     assert light["completed"] >= 0.95 * light["arrivals"]
     assert heavy["completed"] < 0.6 * heavy["arrivals"]
-    assert sum(each["gpu_s"] for each in found["classes"]) > 0.93 * 60
+    assert 0.93 * 60 < sum(each["gpu_s"] for each in found["classes"]) <= 60

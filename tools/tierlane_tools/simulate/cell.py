@@ -23,7 +23,7 @@ from scheduler.batching.decision import Decision
 from scheduler.batching.dispatcher import MAX_SLEEP_S, REFUSED_PAUSE_S, STANDBY_S
 from scheduler.batching.policy import plan
 from scheduler.batching.service import UNKNOWN, Service, pool_service
-from scheduler.batching.slot_policy import fill
+from scheduler.batching.slot_policy import fill, kept_free
 from scheduler.batching.snapshot import PoolSnapshot, TierQueue
 from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.batching.withdrawal import withdrawal
@@ -125,9 +125,13 @@ class CellDispatcher:
         """Fill the free slots. Returns the seconds until the next turn."""
         cell = self._cell
         self._condition = WakeCondition(1, MOST_READY)
-        while cell.depth and cell.free_slots > len(cell.ready):
+        highest = cell.queues[self.policy.order[0].name] if self.policy.tiers else None
+        while before := cell.depth:
+            free = cell.free_slots - len(cell.ready)
+            kept = 0 if highest and highest.depth else kept_free(SlotView(free, cell.slots, free), self.policy)
+            if free <= kept:
+                break
             decisions = fill(self._snapshot(), self.policy, self._credit)
-            before = cell.depth
             for decision in decisions:
                 for tier, places in decision.picks:
                     # One by one: which worker has how many free slots is not known here.
@@ -136,7 +140,7 @@ class CellDispatcher:
             self._credit = decisions[-1].credit
             if cell.depth >= before:
                 break
-        return self._withdraw() if cell.depth else MAX_SLEEP_S
+        return self._withdraw() if highest and highest.depth else MAX_SLEEP_S
 
     def _withdraw(self) -> float:
         """Withdraw runs of lower tiers if the highest one would wait too long for a slot."""
@@ -406,6 +410,8 @@ class SimulatedCell:
         batch.requests = kept
         if not kept:
             self.leased -= 1
+        elif self.has_slots:  # What waits has got all slots that were free.
+            return True
         self._loop.after(0.0, self.dispatcher.worker_changed, not kept and self._is_first_idle)
         return bool(kept)
 
@@ -462,12 +468,14 @@ class SimulatedCell:
             self.queues[self._accounts[request.customer].identity.tier].put_back(request)
         self._loop.after(0.0, self.dispatcher.turn)
 
+    def more_slots(self) -> None:
+        """A worker has found that it has more slots."""
+        self._loop.after(0.0, self.dispatcher.turn)
+
     def count_slots(self, slots: int, free: int) -> None:
         """A worker has so many more slots, and free ones."""
         self.slots += slots
         self.free_slots += free
-        if free > 0:
-            self._loop.after(0.0, self.dispatcher.worker_changed, self._is_first_idle)
 
     def add(self, worker: SimulatedWorker) -> None:
         """A worker serves this cell from now on."""

@@ -133,6 +133,8 @@ class RequestSimulation:
         loop.at(self.figures.timeline.step_s, self._sample, 1)
         self._next_arrival()
         loop.run(scenario.ends_s)
+        for worker in self._workers:
+            worker.stop_counting()
         last_s = scenario.ends_s + scenario.model.total_ms / 1000
         while loop.now < last_s and any(account.in_use for account in self._accounts):
             loop.run(min(last_s, loop.now + LAST_STEP_S))

@@ -44,6 +44,7 @@ class SlottedWorker(SimulatedWorker):
         self._engine = SimulatedEngine(loop, costs, self._has_ended)
         self._policy = SlotPolicy() if costs.learn_slots else None
         self._runs: dict[EngineSequence, _Run] = {}  # In order of their start.
+        self._last: SlotStart | None = None  # Of a request that would begin at the end of the scenario.
         self._ticks = 0
         self.killed = False
 
@@ -117,10 +118,10 @@ class SlottedWorker(SimulatedWorker):
                 self._loop.after(0.0, self._tick, self._ticks)
             self._runs[sequence] = _Run(batch, self._usage.start(self._loop.now))
             self._count()
-            self._loop.after(self._costs.dispatch_ms / 1000, self._begins, sequence)
+            self._loop.after(self._costs.dispatch_ms / 1000, self._send, sequence)
         self.pop()
 
-    def _begins(self, sequence: EngineSequence) -> None:
+    def _send(self, sequence: EngineSequence) -> None:
         run = self._runs.get(sequence)
         if run is None:  # Withdrawn or lost before.
             return
@@ -133,6 +134,8 @@ class SlottedWorker(SimulatedWorker):
     def _has_ended(self, sequence: EngineSequence) -> None:
         now, run = self._loop.now, self._runs.pop(sequence)
         cost_ms = self._usage.end(now, run.start, self.slots)
+        if self._last is not None:
+            cost_ms = 1000 * max(0.0, self._last.part_s - run.start.part_s)
         if self._policy and run.call:
             self._policy.output(run.call, sequence.first_s)
             self._policy.end(run.call, now, sequence.words)
@@ -148,11 +151,14 @@ class SlottedWorker(SimulatedWorker):
             return
         self._ticks += 1
         self._loop.after(BUSY_TICK_S if self._runs else IDLE_TICK_S, self._tick, self._ticks)
+        before = self.counted[1]
         policy.tick(self._loop.now, EngineLoad(self._engine.running, self._engine.waiting, source=SOURCE))
         self._count()
         if policy.excess:
             self._give_back(self._without_words()[: policy.excess])
         self.pop()
+        if self.cell is not None and self.counted[1] > before:
+            self.cell.more_slots()
 
     def withdraw(self, number: int, tiers: Sequence[str]) -> None:
         """Return up to so many requests of these tiers that have no words yet, those of the first tiers first; each at most once."""
@@ -182,6 +188,11 @@ class SlottedWorker(SimulatedWorker):
             self._policy.leave(run.call)
         self._count()
         return run
+
+    def stop_counting(self) -> None:
+        """From here on the engine is not filled again, and its time is not charged: the last requests have it alone."""
+        self._last = self._usage.start(self._loop.now)
+        self._usage.leave(self._loop.now)
 
     def change_speed(self, slower: float) -> None:
         """The engine becomes so many times slower than at the start."""

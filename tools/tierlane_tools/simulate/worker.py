@@ -72,6 +72,7 @@ class BatchSource(Protocol):
     def broken(self, batch: SimulatedBatch, /) -> None: ...
     def returned(self, batch: SimulatedBatch, /) -> None: ...
     def count_slots(self, slots: int, free: int, /) -> None: ...
+    def more_slots(self) -> None: ...
     def departs(self, worker: "SimulatedWorker", destination: str, /) -> None: ...
 
 
@@ -243,6 +244,9 @@ class SimulatedWorker:
             self._start(waiting, 0.0, has_backlog=True)
         elif not self._pops:
             self.pop()
+
+    def stop_counting(self) -> None:
+        """The scenario ends now; what still runs is not counted where that matters."""
 
     def change_speed(self, slower: float) -> None:
         """Batches that begin from here on take so many times as long as by the costs."""
