@@ -27,7 +27,7 @@ CLIENTS_READY := tests/clients/node_modules/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench bench-continuous bench-instructions peers browser pictures clients engines floor surroundings chaos lock grpc docs docs-site findings clean
+.PHONY: help install up test lint types bench bench-continuous bench-instructions peers predictions browser pictures clients engines floor surroundings chaos lock grpc docs docs-site findings clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,9 @@ bench-instructions: $(INSTALLED) ## Count the instructions of a request by role,
 
 peers: $(INSTALLED) ## Measure other gateways beside Tierlane, write docs/peers.md (two hours; ARGS=--quick)
 	@$(BIN)/python tools/bench/peers/side_by_side.py $(ARGS)
+
+predictions: $(INSTALLED) ## Compare predictions of tierlane simulate with runs, write docs/simulate.md (ten minutes; ARGS=--quick)
+	@$(BIN)/python tools/bench/peers/predictions.py $(ARGS)
 
 browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which must be installed
 	$(BIN)/python -m pytest -m browser $(ARGS)

@@ -174,7 +174,7 @@ class Comparison:
             if name == "direct":
                 return Member(direct(engines[0]))
             if name == "tierlane":
-                return _tierlane(engines, self.plan, home, stack)
+                return tierlane(engines, self.plan, home, stack)
             if name not in self._pythons:
                 return None
             gateway = next(each for each in GATEWAYS if each.name == name)
@@ -188,7 +188,7 @@ class Comparison:
     def _warm(self, member: Member, engine: RunningEngine) -> None:
         closed = next(each for each in scenarios(0) if each.name == "closed")
         run_side(member.side, engine, member.loads(closed), Span(0.0, WARM_S), wait=False)
-        _idle_after_s(member, engine)
+        idle_after_s(member, engine)
 
     def _run(
         self, scenario: Scenario, turn: int, member: Member, engine: RunningEngine, victim: RunningEngine | None = None
@@ -198,10 +198,10 @@ class Comparison:
         loads = member.loads(scenario)
         time.sleep(SETTLE_S)
         try:
-            with _changed(scenario, engine, victim, span):
+            with changed(scenario, engine, victim, span):
                 found = asdict(figures(run_side(member.side, engine, loads, span, wait=False), loads))
             # A gateway with a killed engine is not needed any more.
-            found["idle_after_s"] = 0.0 if victim else _idle_after_s(member, engine)
+            found["idle_after_s"] = 0.0 if victim else idle_after_s(member, engine)
         except FAULTS as error:
             found = {"failed": str(error) or type(error).__name__}
         self.runs.append({"scenario": scenario.name, "round": turn, "gateway": name, **found})
@@ -252,7 +252,7 @@ def _kill(root: psutil.Process) -> None:
     psutil.wait_procs(several, timeout=SETTLE_S)
 
 
-def _idle_after_s(member: Member, engine: RunningEngine) -> float | None:
+def idle_after_s(member: Member, engine: RunningEngine) -> float | None:
     """Seconds until the engine is idle, after all clients left. A gateway that keeps it busy is started again: None. A gateway
     may pause before it sends what it still has, so the engine has to stay idle for a while.
     """
@@ -272,7 +272,7 @@ def _idle_after_s(member: Member, engine: RunningEngine) -> float | None:
     return None
 
 
-def _tierlane(engines: Sequence[RunningEngine], plan: Plan, home: Path, exits: ExitStack) -> Member:
+def tierlane(engines: Sequence[RunningEngine], plan: Plan, home: Path, exits: ExitStack) -> Member:
     """A stack with a worker for each engine, and two more customers of the tier free."""
     stack = exits.enter_context(stack_before(engines[0], plan, 1, limited=True))
     stack.sql(TIERS_RAISED, SELL_EVERYTHING, CUSTOMERS)
@@ -299,7 +299,7 @@ def _add_worker(stack: Stack, engine: RunningEngine, name: str, home: Path) -> N
 
 
 @contextmanager
-def _changed(scenario: Scenario, engine: RunningEngine, victim: RunningEngine | None, span: Span) -> Iterator[None]:
+def changed(scenario: Scenario, engine: RunningEngine, victim: RunningEngine | None, span: Span) -> Iterator[None]:
     """What happens to the engine in a scenario, from a thread; at the end it is as fast as before."""
 
     def change(stopped: threading.Event) -> None:
