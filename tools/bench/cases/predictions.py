@@ -13,14 +13,14 @@ from chat_load.plan import Load, arrivals, chats
 
 from tierlane_tools.simulate.events import Arrival
 from tierlane_tools.simulate.recorded import customer_numbers
-from tierlane_tools.simulate.results import ClassFigures
+from tierlane_tools.simulate.results import ClassFigures, LatencyCounts
 from tierlane_tools.simulate.run import RequestSimulation
 from tierlane_tools.simulate.scenario import DEFAULTS, SimulationScenario, merged, read_document, scenario_from
 
 FOLDER = Path(__file__).resolve().parents[1] / "predictions"
 STARTS_S = 10.0
 """When the load begins in the scenario files: after the closed loop from which the capacity is learnt."""
-PERCENTS = (50, 99)
+SHARES = (0.5, 0.99)
 
 
 class LoadFigures(NamedTuple):
@@ -75,21 +75,14 @@ def predict(scenario: Scenario, span: Span, cost_ms: float) -> dict[str, LoadFig
 
 
 def _predicted(found: ClassFigures, seconds: float) -> LoadFigures:
-    count = max(1, found.arrivals)
-    times = [found.latency.percentiles([percent / 100 for percent in PERCENTS])]
-    in_time = 0
-    if found.first_token is not None:
-        times.insert(0, found.first_token.percentiles([percent / 100 for percent in PERCENTS]))
-        in_time = found.first_token.within(PROMPT_MS)
-    else:
-        times.insert(0, [None, None])
+    count, first = max(1, found.arrivals), found.first_token or LatencyCounts()
     return LoadFigures(
         found.arrivals,
         sum(found.refused.values()) / count,
         sum(found.failed.values()) / count,
-        round(in_time / seconds, 3),
-        *times[0],
-        *times[1],
+        round(first.within(PROMPT_MS) / seconds, 3),
+        *first.percentiles(SHARES),
+        *found.latency.percentiles(SHARES),
     )
 
 
@@ -105,9 +98,9 @@ def _measured(answers: Sequence[Answer], seconds: float) -> LoadFigures:
     right = [answer for answer in answers if answer.ok]
     refused, count = sum(answer.refused for answer in answers), max(1, len(answers))
     times = [
-        percentile(values, percent)
+        percentile(values, 100 * share)
         for values in ([answer.first_ms for answer in right], [answer.latency_ms for answer in right])
-        for percent in PERCENTS
+        for share in SHARES
     ]
     return LoadFigures(
         len(answers),

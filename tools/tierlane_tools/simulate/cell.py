@@ -18,170 +18,28 @@ from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import is_capacity_rejection
 from ledger.catalog.snapshot import Snapshot
 from ratelimit.request_limits import FUNCTION
-from scheduler.batching.arrival_rate import ArrivalRate
-from scheduler.batching.decision import Decision
-from scheduler.batching.dispatcher import MAX_SLEEP_S, REFUSED_PAUSE_S, STANDBY_S
-from scheduler.batching.policy import plan
-from scheduler.batching.service import UNKNOWN, Service, pool_service
-from scheduler.batching.slot_policy import fill, kept_free
-from scheduler.batching.snapshot import PoolSnapshot, TierQueue
+from scheduler.batching.service import pool_service
 from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
-from scheduler.batching.withdrawal import withdrawal
 from scheduler.cells.moves import CellState
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission, SubmissionGroup
-from scheduler.protocol.pool_view import GatewayStats, Observation, SlotView, TierDepth, WorkerView
-from scheduler.protocol.wake_condition import FIRST_IDLE, NEVER, WakeCondition
+from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, WorkerView
 from scheduler.states import Admission
 from tierlane_tools.simulate.admission import AdmissionModel, CustomerAccount
+from tierlane_tools.simulate.dispatcher import CellDispatcher, age_ms
 from tierlane_tools.simulate.events import EventLoop
 from tierlane_tools.simulate.fair_queue import FairQueue, QueuedRequest
 from tierlane_tools.simulate.results import Recorder
 from tierlane_tools.simulate.scenario import SimulationScenario
-from tierlane_tools.simulate.slots import SlottedWorker
 from tierlane_tools.simulate.worker import MovesDocument, SimulatedBatch, SimulatedWorker
 
 SERVICE_S = 1.0
 """The interval at which a scheduler reads the service times."""
 LEASE_S, GONE_S = 0.6, 1.0
 """The lease of a batch, and the time after which a silent worker is not counted any more."""
-SHORTEST_SLEEP_S = 0.001  # Less would be a rounding error.
 MOST_LOSSES = 2
 NO_GPU_RETRY_MS = 1000.0
 LEAST_PAUSE_MS = 100.0  # Of a user of a closed loop after a rejection.
-MOST_READY = 1_000_000  # Free slots bound what is ready.
-
-
-class CellDispatcher:
-    """The turns of `scheduler/batching/dispatcher.py`, on the queues of a cell."""
-
-    def __init__(self, cell: "SimulatedCell", loop: EventLoop, policy: BatchPolicy) -> None:
-        self._cell = cell
-        self._loop = loop
-        self.policy = policy
-        self.service: Service = UNKNOWN
-        self._arrivals = ArrivalRate()
-        self._credit: Mapping[str, float] = {}
-        self._depth_left = 0
-        self._due_s = -math.inf
-        self._withdrawals = 0
-        self._withdrawn_s = -math.inf
-        self._condition: WakeCondition = WakeCondition(1)
-        self._timer = 0
-        self._in_turn = False
-        self.stopped = False
-
-    def admitted(self, depth: int, *, urgent: bool) -> None:
-        """A request was queued."""
-        if urgent or 0 < self._condition.depth <= depth:
-            self.turn()
-
-    def worker_changed(self, is_first_idle: bool) -> None:  # noqa: FBT001  # An argument of an event.
-        """A worker claimed a batch, or finished one. `is_first_idle`: it is the only idle one now, or no batch runs."""
-        ready = len(self._cell.ready)
-        if self._condition.ready >= ready or (self._condition.ready == FIRST_IDLE and is_first_idle):
-            self.turn()
-
-    def turn(self) -> None:
-        """Form all batches that should leave now, and set the wake condition and the timer."""
-        if self._in_turn or self.stopped:
-            return
-        self._in_turn = True
-        try:
-            wait_s = self._form_due()
-        finally:
-            self._in_turn = False
-        self._timer += 1
-        self._loop.after(wait_s, self._on_timer, self._timer)
-
-    def _on_timer(self, number: int) -> None:
-        if number == self._timer:
-            self.turn()
-
-    def _form_due(self) -> float:
-        """Form batches; returns the seconds until the next turn."""
-        if self._cell.has_slots:
-            return self._fill_slots()
-        while True:
-            decisions = self._decide()
-            decision = decisions[0]
-            if not decision.picks:
-                self._condition = decision.condition
-                if decision.wait_ms is None:
-                    return STANDBY_S if decision.condition.ready == FIRST_IDLE else MAX_SLEEP_S
-                return max(1e-6, decision.wait_ms / 1000)
-            self._condition = NEVER
-            before = self._cell.depth
-            now = self._loop.now
-            formed = sum(self._cell.form(each.picks, decision.ready_limit) for each in decisions)
-            self._credit = decisions[-1].credit
-            self._due_s = now - decisions[-1].since_ms / 1000
-            self._depth_left -= before - self._cell.depth
-            if not formed and self._cell.depth >= before:
-                self._condition = WakeCondition(0, decision.ready_limit - 1)
-                return REFUSED_PAUSE_S
-
-    def _fill_slots(self) -> float:
-        """Fill the free slots. Returns the seconds until the next turn."""
-        cell = self._cell
-        self._condition = WakeCondition(1, MOST_READY)
-        highest = cell.queues[self.policy.order[0].name] if self.policy.tiers else None
-        while before := cell.depth:
-            free = cell.free_slots - len(cell.ready)
-            kept = 0 if highest and highest.depth else kept_free(SlotView(free, cell.slots, free), self.policy)
-            if free <= kept:
-                break
-            decisions = fill(self._snapshot(), self.policy, self._credit)
-            for decision in decisions:
-                for tier, places in decision.picks:
-                    # One by one: which worker has how many free slots is not known here.
-                    for _ in range(places):
-                        cell.form([(tier, 1)], MOST_READY)
-            self._credit = decisions[-1].credit
-            if cell.depth >= before:
-                break
-        return self._withdraw() if highest and highest.depth else MAX_SLEEP_S
-
-    def _withdraw(self) -> float:
-        """Withdraw runs of lower tiers if the highest one would wait too long for a slot."""
-        cell, now = self._cell, self._loop.now
-        wanted = withdrawal(self._snapshot(), self.policy, (now - self._withdrawn_s) * 1000)
-        if wanted is None:
-            return MAX_SLEEP_S
-        workers = [each for each in cell.workers if isinstance(each, SlottedWorker) and each.slots]
-        if wanted.runs and workers:
-            self._withdrawals += 1
-            self._withdrawn_s = now
-            self._loop.after(0.0, workers[self._withdrawals % len(workers)].withdraw, wanted.runs, wanted.queues)
-        return min(MAX_SLEEP_S, max(SHORTEST_SLEEP_S, wanted.wait_ms / 1000))
-
-    def _decide(self) -> list[Decision]:
-        cell, now = self._cell, self._loop.now
-        depth = cell.depth
-        self._arrivals.record(max(0, depth - self._depth_left), now)
-        self._depth_left = depth
-        return plan(self._snapshot(), self.policy, self._credit)
-
-    def _snapshot(self) -> PoolSnapshot:
-        cell, now = self._cell, self._loop.now
-        free = max(0, cell.free_slots - len(cell.ready))
-        return PoolSnapshot(
-            tiers={name: TierQueue(queue.depth, _age_ms(queue, now)) for name, queue in cell.queues.items()},
-            ready_batches=len(cell.ready),
-            leased_batches=cell.leased,
-            workers=cell.healthy,
-            arrivals_per_s=self._arrivals.per_second(now),
-            service=self.service,
-            since_ms=(now - self._due_s) * 1000,
-            since_formed_ms=(now - self._cell.formed_s) * 1000,
-            quiet=[name for name, queue in cell.queues.items() if queue.quiet and queue.in_backlogs],
-            slots=SlotView(free, cell.slots, free) if cell.has_slots else None,
-        )
-
-
-def _age_ms(queue: FairQueue, now: float) -> float:
-    oldest = queue.oldest_s()
-    return 0.0 if oldest is None else (now - oldest) * 1000
 
 
 class SimulatedCell:
@@ -285,7 +143,7 @@ class SimulatedCell:
         """The cell now."""
         now, ready = self._loop.now, len(self.ready)
         views = self._reported()
-        depths = {name: TierDepth(name, queue.depth, _age_ms(queue, now)) for name, queue in self.queues.items()}
+        depths = {name: TierDepth(name, queue.depth, age_ms(queue, now)) for name, queue in self.queues.items()}
         return Observation(round(now * 1000), depths, views, self._stats, ready, self.leased, 0, 0)
 
     def _reported(self) -> list[WorkerView]:

@@ -23,7 +23,7 @@ P95 = 3.0
 SOURCE = "vLLM"
 
 
-class _Run:
+class _SlotUse:
     """One request in a slot. `is_sent`: the engine has it; then it is also a `call` of the policy, if there is one."""
 
     __slots__ = ("batch", "call", "is_sent", "start")
@@ -43,7 +43,7 @@ class SlottedWorker(SimulatedWorker):
         self._usage = SlotUsage()
         self._engine = SimulatedEngine(loop, costs, self._has_ended)
         self._policy = SlotPolicy() if costs.learn_slots else None
-        self._runs: dict[EngineSequence, _Run] = {}  # In order of their start.
+        self._runs: dict[EngineSequence, _SlotUse] = {}  # In order of their start.
         self._last: SlotStart | None = None  # Of a request that would begin at the end of the scenario.
         self._ticks = 0
         self.killed = False
@@ -116,7 +116,7 @@ class SlottedWorker(SimulatedWorker):
             if not self._runs and self._policy:
                 self._ticks += 1
                 self._loop.after(0.0, self._tick, self._ticks)
-            self._runs[sequence] = _Run(batch, self._usage.start(self._loop.now))
+            self._runs[sequence] = _SlotUse(batch, self._usage.start(self._loop.now))
             self._count()
             self._loop.after(self._costs.dispatch_ms / 1000, self._send, sequence)
         self.pop()
@@ -180,7 +180,7 @@ class SlottedWorker(SimulatedWorker):
                 self._engine.withdraw(sequence)
             run.batch.cell.returned(run.batch)
 
-    def _leave(self, sequence: EngineSequence) -> _Run:
+    def _leave(self, sequence: EngineSequence) -> _SlotUse:
         """A request leaves without its end."""
         run = self._runs.pop(sequence)
         self._usage.leave(self._loop.now)
