@@ -27,7 +27,7 @@ CLIENTS_READY := tests/clients/node_modules/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench bench-continuous bench-instructions peers predictions browser pictures clients engines floor surroundings chaos lock grpc docs docs-site findings clean
+.PHONY: help install up test lint types bench bench-continuous bench-instructions peers predictions programs browser pictures clients engines floor surroundings chaos lock grpc docs docs-site findings clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -64,7 +64,7 @@ lint: $(TEST_READY) ## Check style and format (ARGS: paths)
 types: $(TEST_READY) ## Check the types (ARGS: paths of the product)
 	$(BIN)/mypy $(ARGS)
 
-bench: $(INSTALLED) ## Measure every figure that is claimed, write docs/benchmarks.md (up to an hour; ARGS=--quick)
+bench: $(TEST_READY) ## Measure every figure that is claimed, write docs/benchmarks.md (up to an hour; ARGS=--quick)
 	@$(BIN)/python tools/bench/suite.py $(ARGS)
 
 bench-continuous: $(INSTALLED) ## Compare Tierlane with an engine with continuous batching alone (ARGS=--quick)
@@ -78,6 +78,9 @@ peers: $(INSTALLED) ## Measure other gateways beside Tierlane, write docs/peers.
 
 predictions: $(INSTALLED) ## Compare predictions of tierlane simulate with runs, write docs/simulate.md (ten minutes; ARGS=--quick)
 	@$(BIN)/python tools/bench/peers/predictions.py $(ARGS)
+
+programs: $(TEST_READY) ## Measure with the field's load programs, direct and through Tierlane (15 minutes; ARGS=--quick)
+	@$(BIN)/python tools/bench/suite.py --only programs $(ARGS)
 
 browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which must be installed
 	$(BIN)/python -m pytest -m browser $(ARGS)

@@ -29,6 +29,7 @@ from cases import (
     overload,
     peers,
     pools,
+    programs,
     saturation,
     scaling,
     stream_events,
@@ -66,6 +67,7 @@ CASES: Mapping[str, Callable[..., Outcome]] = {
     "duration": duration.run,
     "batching": batching.run,
     "peers": peers.run,
+    "programs": programs.run,
 }
 
 

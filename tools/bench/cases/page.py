@@ -40,6 +40,7 @@ TITLES = {
     "stream_events": "Events of passed-on streams",
     "batching": "Batching",
     "peers": "Peers",
+    "programs": "The field's load programs",
 }
 HEAD = """# Benchmarks
 

@@ -2,7 +2,7 @@
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
 import subprocess
-import venv
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -142,12 +142,12 @@ class InstallError(Exception):
     """A peer cannot be installed; the message is the last line of pip."""
 
 
-def prepare(folder: Path, requirements: Path) -> Path:
-    """The Python of an environment with these requirements, made again when they change. Raises InstallError."""
+def prepare(folder: Path, requirements: Path, base: str = sys.executable) -> Path:
+    """The Python of an environment of `base` with these requirements, made again when they change. Raises InstallError."""
     python, stamp = folder / "bin" / "python", folder / STAMP
     wanted = requirements.read_text("utf-8")
     if not (stamp.exists() and stamp.read_text("utf-8") == wanted):
-        venv.create(folder, with_pip=True, clear=True)
+        subprocess.run([base, "-m", "venv", "--clear", str(folder)], check=True)
         _install(python, requirements)
         stamp.write_text(wanted, "utf-8")
     return python.absolute()
