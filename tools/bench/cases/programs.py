@@ -19,7 +19,7 @@ FOLDER = Path("build/programs")
 """Of the installed programs."""
 LIMIT_S = 300.0
 """Of one run of a program."""
-REQUESTS, ROUNDS = 256, 2
+REQUESTS, ROUNDS = 192, 2
 QUICK_REQUESTS, QUICK_ROUNDS = 48, 1
 WARM_S = 6.0
 END = "</s>"

@@ -147,7 +147,9 @@ def prepare(folder: Path, requirements: Path, base: str = sys.executable) -> Pat
     python, stamp = folder / "bin" / "python", folder / STAMP
     wanted = requirements.read_text("utf-8")
     if not (stamp.exists() and stamp.read_text("utf-8") == wanted):
-        subprocess.run([base, "-m", "venv", "--clear", str(folder)], check=True)
+        made = subprocess.run([base, "-m", "venv", "--clear", str(folder)], capture_output=True, text=True, check=False)
+        if made.returncode:
+            raise InstallError(f"{Path(base).name} makes no environment: {(made.stderr + made.stdout).strip()[:200]}")
         _install(python, requirements)
         stamp.write_text(wanted, "utf-8")
     return python.absolute()

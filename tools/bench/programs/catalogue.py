@@ -53,8 +53,9 @@ class Figures(NamedTuple):
 
 
 class Program(NamedTuple):
-    """One program. `package`: the pinned one whose version is shown. `lock`: a file of requirements/ that is installed beside the packages of .venv; without it, requirements.txt of
-    its folder is installed into an environment of its own. `python`: the command of a version that it needs.
+    """One program. `package`: the pinned one whose version is shown. `lock`: a file of requirements/ that is installed beside the
+    packages of .venv; without it, requirements.txt of its folder is installed into an environment of its own. `python`: the
+    command of a version that it needs.
     """
 
     name: str
