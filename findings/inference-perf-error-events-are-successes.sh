@@ -11,8 +11,8 @@
 # successes. With a tokenizer for which the text has three times the tokens, tokens/s are three times as high. `output_tokens` in the
 # same file is that of `usage`; a broken answer has none, gets the number of its text, and so looks longer than a whole one.
 #
-# Compare servers by `output_tokens` x `requests_per_sec`, with a tokenizer that is the model's, and `output_tokens` with the number
-# that was asked for.
+# Remedy: compare servers by `output_tokens` x `requests_per_sec`, with the tokenizer of the model, and `output_tokens` with the
+# number that was asked for.
 #
 # Output seen (a whole answer has 20 tokens):
 #   whole: 8 successes, 0 failures, output_tokens 20, output_tokens_per_sec over requests_per_sec 60

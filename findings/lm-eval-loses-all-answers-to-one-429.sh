@@ -10,8 +10,8 @@
 # Seen: every exception is repeated up to `max_retries` (3 requests) with waits of one second; headers are not read. The error of
 # the third one ends the evaluation: 19 of 20 answers were there, no file has them. The exit code is 1.
 #
-# Before an API with limits, an evaluation needs `num_concurrent` below them, `max_retries` high enough for the waits of 1, 2, 4, 8, 10
-# seconds to reach the end of the longest `Retry-After`, and `--use_cache`, which keeps answers.
+# Remedy: before an API with limits, `num_concurrent` below them, `max_retries` high enough for the waits of 1, 2, 4, 8, 10 seconds to
+# reach the end of the longest `Retry-After`, and `--use_cache`, which keeps answers.
 #
 # Output seen:
 #   429 with Retry-After: 30: sent 3 times within 5 s, others answered 19, exit code 1, files with results 0

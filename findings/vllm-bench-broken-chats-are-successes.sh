@@ -11,7 +11,7 @@
 # event there is no usage, so that the tokens are counted from the text. A server that fails at half of each answer ends it in
 # half of the time and takes the next request sooner: "Failed requests: 0" and better latencies than a server that works.
 #
-# Who compares servers with it must check the number of generated tokens, here 10 of the 20 that were asked for.
+# Remedy: check the number of generated tokens, here 10 of the 20 that were asked for.
 #
 # Output seen:
 #   whole: successful True, error '', usage 20, tokens with a time 20

@@ -12,8 +12,7 @@
 # 0.5 s, with n + 1 tokens that have a time. The time per output token,
 # (latency - TTFT) / (n - 1), has the wait in it. vLLM's own server sends the role together with the first token, so there the two agree.
 #
-# The times of two servers can be compared only if both send the role at the same moment; guidellm, aiperf and inference-perf
-# wait for text.
+# Remedy: compare only servers that send the role at the same moment, or measure with guidellm or inference-perf, which wait for text.
 #
 # Output seen (to a few hundredths of a second):
 #   role with the text: first token after 0.50 s, longest time between tokens 0.01 s, 10 tokens with a time
