@@ -8,12 +8,15 @@ import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from eventually import eventually
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+SIGN_IN = frozenset({"/internal/dashboard", "/internal/dashboard/session"})
+"""The page and the address for signing in: a browser reports their 401 as a fault, some time later."""
 MISSING = "No Chromium on PATH: install it (apt-get install chromium), or leave these tests out with -m 'not browser'."
 
 
@@ -36,7 +39,9 @@ class Tab:
             elif event["method"] == "Runtime.exceptionThrown":
                 self.faults.append(json.dumps(params["exceptionDetails"]))
             elif event["method"] == "Log.entryAdded" and params["entry"]["level"] == "error":
-                self.faults.append(params["entry"]["text"] + " " + params["entry"].get("url", ""))
+                text, url = params["entry"]["text"], params["entry"].get("url", "")
+                if "401" not in text or urlsplit(url).path not in SIGN_IN:
+                    self.faults.append(f"{text} {url}")
             elif event["method"] == "Runtime.consoleAPICalled" and params["type"] == "error":
                 self.faults.append(json.dumps(params["args"]))
 

@@ -74,9 +74,6 @@ async def resize(tab: Tab, width: int, height: int, *, dark: bool = False) -> No
 async def opened(tab: Tab) -> None:
     await log_in(tab)
     await tab.until(f"({LEVEL} === 'healthy' || {LEVEL} === 'degraded') && {WORKERS} > 0", "the first state")
-    tab.faults[:] = [
-        fault for fault in tab.faults if "401" not in fault
-    ]  # The first page was one, reported at any time.
 
 
 async def served(stack: Stack, tab: Tab) -> None:

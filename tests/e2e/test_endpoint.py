@@ -94,10 +94,10 @@ async def test_nothing_is_lost_with_an_endpoint_that_fails_in_every_way(tmp_path
         assert codes.keys() <= {None, *REJECTED, *FAILED}
 
         endpoint.fault = lambda _route, _body: "503"
-        loading = asyncio.create_task(load(stack, 60, 5.0, TIERS))
-        await eventually(lambda: pausing(stack), "both workers pause", 10.0)
-        endpoint.fault = lambda _route, _body: ""
-        answers = await loading
+        paused = asyncio.create_task(eventually(lambda: pausing(stack), "both workers pause", 10.0))
+        paused.add_done_callback(lambda _: setattr(endpoint, "fault", lambda _route, _body: ""))
+        answers = await load(stack, 60, 5.0, TIERS, done=paused.done)  # A worker pauses only after calls.
+        await paused
         await check(stack, answers)
         await eventually(lambda: serves(stack), "serving resumes", 10.0)
         await stack.healthy(2)

@@ -184,7 +184,9 @@ def medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name in runs[0]:
         values = [run[name] for run in runs]
         if name in ("refused", "errors"):
-            found[name] = {code: sum(run.get(code, 0) for run in values) for code in {c for run in values for c in run}}
+            found[name] = {
+                code: sum(run.get(code, 0) for run in values) for code in sorted({c for run in values for c in run})
+            }
         elif isinstance(values[0], Mapping):
             found[name] = {role: median(run.get(role, 0.0) for run in values) for role in values[0]}
         else:

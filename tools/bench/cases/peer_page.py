@@ -117,7 +117,7 @@ def table(document: Mapping[str, Any], scenario: str, found: Mapping[str, Mappin
                 _part(each["tokens_per_s"], base),
                 _part(each["goodput_per_s"], base),
                 f"{each['refused']:.1%}",
-                ", ".join(f"{count} x {code}" for code, count in each["errors"].items()) or "0",
+                ", ".join(f"{count} x {code}" for code, count in sorted(each["errors"].items())) or "0",
                 f"{each['unanswered']}{KEPT if each['kept'] else ''}",
                 *(_first(each["loads"][load]) for load in loads),
                 *([f"{each['cpu_ms']:.2f} ms"] if scenario == OVERHEAD else []),
