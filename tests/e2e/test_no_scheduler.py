@@ -14,6 +14,8 @@ from stack import Stack, start_stack
 
 TIERS = ("enterprise", "paid", "free")
 OPTIONS = ("--backend", "simulated:50", "--workers", "2", "--gateways", "2")
+START_S = 30.0
+"""In which a scheduler has started, and made its first pass, on a busy machine."""
 
 
 async def standing_in(stack: Stack) -> bool:
@@ -82,7 +84,7 @@ async def test_gateways_schedule_where_no_scheduler_is_deployed(tmp_path: Path) 
 
         await eventually(lambda: scheduling(stack) == 2, "both gateways schedule")
         async with scheduler_beside(stack):
-            await eventually(lambda: scheduling(stack) == 0, "both gateways stop")
+            await eventually(lambda: scheduling(stack) == 0, "both gateways stop", START_S)
             answers += await load(stack, 60.0, 2.0, TIERS)
             await stack.healthy(2)
         answers += await load(stack, 60.0, 2.0, TIERS)
