@@ -94,8 +94,12 @@ async def test_nothing_is_lost_with_an_endpoint_that_fails_in_every_way(tmp_path
         assert codes.keys() <= {None, *REJECTED, *FAILED}
 
         endpoint.fault = lambda _route, _body: "503"
-        paused = asyncio.create_task(eventually(lambda: pausing(stack), "both workers pause", 10.0))
-        paused.add_done_callback(lambda _: setattr(endpoint, "fault", lambda _route, _body: ""))
+
+        async def recover_once_paused() -> None:
+            await eventually(lambda: pausing(stack), "both workers pause", 10.0)
+            endpoint.fault = lambda _route, _body: ""
+
+        paused = asyncio.create_task(recover_once_paused())
         answers = await load(stack, 60, 5.0, TIERS, done=paused.done)  # A worker pauses only after calls.
         await paused
         await check(stack, answers)
