@@ -17,6 +17,7 @@ from tierlane_tools.traces.samples import sample_requests, write_samples
 
 SECONDS, RATE = 30.0, 20.0
 SAMPLE = sample_requests(SECONDS, RATE)
+SIZED = sample_requests(SECONDS / 3, RATE)  # A sizing simulates its trace a dozen times.
 ANSWERED = [each for each in SAMPLE if not each.failed]
 TIERS = ["enterprise", "paid", "free"]
 
@@ -24,6 +25,11 @@ TIERS = ["enterprise", "paid", "free"]
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return write_samples(tmp_path_factory.mktemp("samples"), SAMPLE)
+
+
+@pytest.fixture(scope="module")
+def sized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_samples(tmp_path_factory.mktemp("sized"), SIZED)
 
 
 def simulated(folder: Path, *argv: str) -> Document:
@@ -129,10 +135,10 @@ def sizer(samples: dict[str, Path], slo: str, **fields: Any) -> tuple[Sizer, lis
     return Sizer(document, trace_arrivals(replay, scenario_from(document)), objectives, lines.append), lines
 
 
-def test_the_fewest_gpus_meet_the_objectives_and_one_less_does_not(samples: dict[str, Path]) -> None:
+def test_the_fewest_gpus_meet_the_objectives_and_one_less_does_not(sized: dict[str, Path]) -> None:
     """Whatever number of GPUs the scenario begins with."""
     slo = "all.first_token_p95=200ms,all.success=99.5%"
-    found = [sizer(samples, slo, gpus=gpus)[0].size() for gpus in (1, 40)]
+    found = [sizer(sized, slo, gpus=gpus)[0].size() for gpus in (1, 40)]
 
     assert found[0].least == found[1].least
     least, one_less = found[0].least, found[0].one_less
@@ -143,9 +149,9 @@ def test_the_fewest_gpus_meet_the_objectives_and_one_less_does_not(samples: dict
     assert 3 <= least.gpus <= 20
 
 
-def test_settings_for_fewer_gpus_are_tried_alone(samples: dict[str, Path]) -> None:
+def test_settings_for_fewer_gpus_are_tried_alone(sized: dict[str, Path]) -> None:
     """Each of them meets the objectives with its number of GPUs, and is an option that can be copied."""
-    one, _ = sizer(samples, "free.first_token_p95=500ms", gpus=4)
+    one, _ = sizer(sized, "free.first_token_p95=500ms", gpus=4)
     sizing = one.size()
 
     assert any(trial.setting.startswith("tiers.free.guaranteed_share=") for trial in sizing.settings)
@@ -166,10 +172,10 @@ def test_objectives_that_nothing_meets(samples: dict[str, Path]) -> None:
 
 
 def test_the_command_shows_and_writes_the_sizing(
-    samples: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sized: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The figures are those of the number that was found."""
-    argv = ["--trace", str(samples["azure"]), "--set", "costs.slots=16", "--slo", "paid.first_token_p95=300ms"]
+    argv = ["--trace", str(sized["azure"]), "--set", "costs.slots=16", "--slo", "paid.first_token_p95=300ms"]
     found = simulated(tmp_path, *argv)
     shown = capsys.readouterr().out
 
