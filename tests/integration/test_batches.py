@@ -48,15 +48,6 @@ async def test_a_batch_of_each_endpoint_completes(bench: BatchBench) -> None:
     )
     messages = [{"role": "user", "content": "hello"}]
     chats = await bench.create([line(str(n), CHAT, model="tiny", messages=messages) for n in range(3)], CHAT)
-    own = {"model": "tiny", "input": "hello"}
-    responses = await bench.create(
-        [
-            line("r", "/v1/responses", **own),
-            line("background", "/v1/responses", **own, background=True),
-            line("earlier", "/v1/responses", **own, previous_response_id=f"resp_{0:032x}"),
-        ],
-        "/v1/responses",
-    )
     texts = await bench.create(
         [
             line("good"),
@@ -65,18 +56,16 @@ async def test_a_batch_of_each_endpoint_completes(bench: BatchBench) -> None:
         ],
         metadata={"order": "7"},
     )
-    ended = [await bench.until(batch.id) for batch in (embeddings, chats, texts, responses)]
-    vectors, answers, outputs, written = [await bench.lines(batch.output_file_id) for batch in ended]
+    ended = [await bench.until(batch.id) for batch in (embeddings, chats, texts)]
+    vectors, answers, outputs = [await bench.lines(batch.output_file_id) for batch in ended]
     errors = await bench.lines(ended[2].error_file_id)
-    parts_of_conversations = await bench.lines(ended[3].error_file_id)
 
-    assert [batch.status for batch in ended] == ["completed"] * 4
+    assert [batch.status for batch in ended] == ["completed"] * 3
     assert texts.status == "validating"
     assert ended[2].metadata == {"order": "7"}
     assert [(counts.total, counts.completed, counts.failed) for batch in ended if (counts := batch.request_counts)] == [
         (2, 2, 0),
         (3, 3, 0),
-        (3, 1, 2),
         (3, 1, 2),
     ]
     assert (ended[0].error_file_id, ended[0].errors) == (None, None)
@@ -90,17 +79,34 @@ async def test_a_batch_of_each_endpoint_completes(bench: BatchBench) -> None:
         "unknown field": "colour",
         "stream": "stream",
     }
+    assert {each["response"]["status_code"] for each in errors} == {400}
+    rows = await bench.db.fetch("SELECT request_id FROM batch_lines WHERE NOT failed")
+    assert len({row["request_id"] for row in rows}) == 6
+
+
+async def test_a_batch_of_responses(bench: BatchBench) -> None:
+    """A response of a batch is not stored; a line that needs a stored response is in the error file."""
+    own = {"model": "tiny", "input": "hello"}
+    created = await bench.create(
+        [
+            line("r", "/v1/responses", **own),
+            line("background", "/v1/responses", **own, background=True),
+            line("earlier", "/v1/responses", **own, previous_response_id=f"resp_{0:032x}"),
+        ],
+        "/v1/responses",
+    )
+    batch = await bench.until(created.id)
+    written, errors = await bench.lines(batch.output_file_id), await bench.lines(batch.error_file_id)
+
+    assert batch.status == "completed"
     assert ['"olleh"' in each["response"]["body"]["output"][0]["content"][0]["text"] for each in written] == [True]
     assert [(each["response"]["body"]["status"], each["response"]["body"]["store"]) for each in written] == [
         ("completed", False)
     ]
-    assert {each["custom_id"]: each["response"]["body"]["error"]["param"] for each in parts_of_conversations} == {
+    assert {each["custom_id"]: each["response"]["body"]["error"]["param"] for each in errors} == {
         "background": "background",
         "earlier": "previous_response_id",
     }
-    assert {each["response"]["status_code"] for each in errors} == {400}
-    rows = await bench.db.fetch("SELECT request_id FROM batch_lines WHERE NOT failed")
-    assert len({row["request_id"] for row in rows}) == 7
 
 
 async def test_faults_of_the_file_fail_the_batch(bench: BatchBench) -> None:
