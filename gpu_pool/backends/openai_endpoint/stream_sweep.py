@@ -1,20 +1,26 @@
-"""Reads all open responses of an endpoint at short intervals.
+"""Reads all open responses of an endpoint together, soon after one of them has received something.
 
 A task that waits for each part of its response costs a wake-up for each token of each stream: more than everything else that
-is done for it. An engine sends the tokens of all its sequences at the same moment, so one sweep finds many.
+is done for it. An engine sends the tokens of all its sequences at the same moment, so one sweep finds many. All responses
+wait with the same future, which the first that receives data completes.
 """
 
 import asyncio
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import aiohttp
 
 from gpu_pool.backends.openai_endpoint.client import CallTimeout, ResponseAborted
 
-SWEEP_S = 0.003
-"""Time between two sweeps while responses are open: a token waits for half of it on average."""
+COLLECT_S = 0.001
+"""From the first data to the sweep, if several responses are open: the others receive theirs meanwhile."""
+SPACING_S = 0.003
+"""The least time between two sweeps of several responses."""
+CHECK_S = 0.05
+"""The longest time between two sweeps, which also find responses that are silent for too long."""
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +46,8 @@ class StreamSweep:
         self._clock = clock
         self._open: set[_OpenResponse] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._news: asyncio.Future[None] | None = None
+        self._swept_at = -math.inf
 
     async def read(
         self, content: aiohttp.StreamReader, take: Callable[[bytes], bool], first_at: float, until: float
@@ -51,15 +59,41 @@ class StreamSweep:
         loop = asyncio.get_running_loop()
         response = _OpenResponse(content, take, first_at, until, loop.create_future())
         self._open.add(response)
-        if self._timer is None:
-            self._timer = loop.call_later(0, self._sweep)
+        self._wait_for_data([response])
+        if self._timer is None or content.total_bytes or content.is_eof() or content.exception() is not None:
+            self._plan(0)
         try:
             return await response.complete
         finally:
             self._open.discard(response)
 
+    def _wait_for_data(self, responses: Iterable[_OpenResponse]) -> None:
+        if self._news is None or self._news.done():
+            self._news = asyncio.get_running_loop().create_future()
+            self._news.add_done_callback(self._arrived)
+        for response in responses:
+            response.content._waiter = self._news  # noqa: SLF001 - the public methods wait in a task for each response
+
+    def _arrived(self, news: "asyncio.Future[None]") -> None:
+        if not news.cancelled():
+            news.exception()  # Of a connection that was lost; its response has it, too.
+        if len(self._open) > 1:
+            self._plan(max(COLLECT_S, self._swept_at + SPACING_S - self._clock()))
+        else:
+            self._plan(0)
+
+    def _plan(self, after_s: float) -> None:
+        """Sweep after this time, or when it is planned if that is earlier."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + after_s:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(after_s, self._sweep)
+
     def _sweep(self) -> None:
         now, has_new = self._clock(), False
+        self._timer, self._swept_at = None, now
         for response in list(self._open):
             content = response.content
             if response.complete.done():
@@ -82,4 +116,6 @@ class StreamSweep:
                 response.complete.set_exception(CallTimeout("The endpoint did not continue its response in time."))
         if has_new:
             self._swept()
-        self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep) if self._open else None
+        if self._open:
+            self._wait_for_data(self._open)
+            self._plan(CHECK_S)
