@@ -291,6 +291,67 @@ async def test_time_without_demand_is_not_saved(pool: Pool) -> None:
     assert abs(spent["late"] - spent["early"]) <= 2 * 8 * 5.0
 
 
+async def take_alone(pool: Pool, count: int) -> list[tuple[str, str, list[str]]]:
+    """Form and claim batches of one request each: id, token and members."""
+    taken = []
+    for _ in range(count):
+        await pool.form([("free", 1)])
+        batch = await pool.claim_next()
+        taken.append((batch.batch_id, batch.token, [request.id for request in batch.requests]))
+    return taken
+
+
+async def finish_each(pool: Pool, taken: Sequence[tuple[str, str, list[str]]], cost_ms: float) -> None:
+    for batch_id, token, members in taken:
+        outcomes = [done(each)._replace(cost_ms=cost_ms) for each in members]
+        assert await pool.batches.finish(batch_id, token, outcomes) == 0
+
+
+async def mean_cost(pool: Pool, customer: str) -> float:
+    return float(await pool.client.hget(pool.keys.flow("free", customer), "cost"))
+
+
+async def test_the_mean_cost_of_a_customer_follows_requests_that_were_charged_before(pool: Pool) -> None:
+    """In slots, many requests leave before the first of them ends; each that ends counts, not only those that left after it."""
+    await wait_in_line(pool, "a", 100)
+    await pool.gateway_stays("g1")
+    await finish_each(pool, await take_alone(pool, 40), 200.0)
+    expensive = await mean_cost(pool, "a")
+    await finish_each(pool, await take_alone(pool, 32), 20.0)
+
+    assert expensive > 150
+    assert await mean_cost(pool, "a") < 50
+
+
+async def test_means_are_those_of_full_gpus(pool: Pool) -> None:
+    """What ends when no request waits any more had more of the GPU's time, and changes no mean."""
+    await wait_in_line(pool, "a", 40)
+    await pool.gateway_stays("g1")
+    await finish_each(pool, await take_alone(pool, 30), 20.0)
+    full = await mean_cost(pool, "a")
+    await finish_each(pool, await take_alone(pool, 10), 500.0)
+
+    assert await pool.depth("free") == 0
+    assert await mean_cost(pool, "a") == full < 40
+
+
+async def test_estimates_that_were_too_high_do_not_hold_up_a_customer_that_arrives(pool: Pool) -> None:
+    """32 requests that were charged ten times their cost put the virtual time ahead by more than 200 others. The correction is bounded, to 64
+    requests of the mean cost of that time, which is still twice the true one.
+    """
+    await wait_in_line(pool, "flood", 600)
+    await pool.gateway_stays("g1")
+    await finish_each(pool, await take_alone(pool, 40), 200.0)
+    await finish_each(pool, await take_alone(pool, 32), 20.0)
+    (quiet,) = await wait_in_line(pool, "quiet", 1)
+    before = 0
+    while (taken := await take_alone(pool, 1))[0][2] != [quiet]:
+        before += 1
+        await finish_each(pool, taken, 20.0)
+
+    assert before <= 140
+
+
 @pytest.mark.parametrize("how", ["cancelled while it waits", "cancelled while it runs", "lost with its worker"])
 async def test_work_without_a_result_costs_nothing(pool: Pool, how: str) -> None:
     """A customer whose requests are cancelled, or failed by the service, is charged for the others only."""

@@ -119,7 +119,7 @@ local function next_ids(tier, count)
   estimates[tier] = costs
   local ids = serve(tier, count, nil, function(flow, popped)
     for _, id in ipairs(popped) do charged[id] = flow end
-    costs[flow.customer], has_estimates = {flow.cost, flow.weight, flow.is_known}, true
+    costs[flow.customer], has_estimates = {flow.cost, flow.weight}, true
   end)
   backlogs.remove(tier, #ids > 0 and #ids or math.max(1, backlogs.waiting[tier]))
   return ids

@@ -1,7 +1,8 @@
 -- settlement: replaces the estimated cost of requests that were charged when they left a backlog by their measured share of the
--- batch's GPU time (needs prelude, row and backlogs). A batch has {estimate, weight, whether the estimate is its own} of each
--- customer in its field `costs`. Work that failed for another reason than its input costs nothing unless a part was delivered,
--- nor does cancelled work that was not measured.
+-- batch's GPU time (needs prelude, row and backlogs). A batch has {estimate, weight} of each customer
+-- in its field `costs`. Work that failed for another reason than its input costs nothing unless a part was delivered,
+-- nor does cancelled work that was not measured. Means change only while requests of the tier wait in backlogs: GPUs that are not full
+-- are shared by fewer requests, each of which seems to cost many times more than it will when it matters.
 local settlements = {}
 local COST = 5 -- of a run
 local CHARGED_FAILURES = {cancelled = true, poison_request = true, invalid_request = true, context_length_exceeded = true,
@@ -9,14 +10,21 @@ local CHARGED_FAILURES = {cancelled = true, poison_request = true, invalid_reque
 local SAMPLES = 16 -- so many new values replace a mean; fewer a part of it, and never more than half
 local APART_SHARE, APART_MOST = 0.02, 16 -- of the GPU time, for the empty places of batches of quiet customers; in mean requests
 local SAME = 0.01 -- a smaller relative change of a mean is not stored
+local REFUND = 64 -- requests of mean cost: so far below v, where a customer that arrives begins, corrections may put a tag
+
+-- has_backlogs(tier): whether requests of the tier wait in backlogs. Read once per call.
+local backlogged = {}
+local function has_backlogs(tier)
+  if backlogged[tier] == nil then backlogged[tier] = call('EXISTS', P .. 'backlogs:' .. tier) == 1 end
+  return backlogged[tier]
+end
 
 -- settle_part(account, cost): a follower pays a part of a run. Its customer is charged if it has a backlog.
 local parts = {}
 local function settle_part(account, cost)
-  local index = P .. 'backlogs:' .. account.tier
-  if parts[index] == nil then parts[index] = call('EXISTS', index) == 1 and {} or false end
-  local of_tier = parts[index]
-  if not of_tier then return end
+  if not has_backlogs(account.tier) then return end
+  local of_tier = parts[account.tier] or {}
+  parts[account.tier] = of_tier
   local part = of_tier[account.customer] or {tier = account.tier, customer = account.customer, cost = 0}
   of_tier[account.customer], part.cost = part, part.cost + cost
 end
@@ -44,15 +52,29 @@ local function moving_mean(mean, sum, count)
   return math.max(0.001, mean + (sum / count - mean) * math.min(0.5, count / SAMPLES))
 end
 
-local function apply_settlement(sum)
-  local key, cost = P .. 'flow:' .. sum.tier .. ':' .. sum.customer, sum[1]
-  local change = (sum.measured + sum.other - (sum.count + sum.others) * cost) / sum[2]
-  if change ~= 0 and not call('ZADD', P .. 'backlogs:' .. sum.tier, 'XX', 'INCR', change, sum.customer) then
+-- correct_tag(sum, key): by the difference of estimate and cost. Estimates that were far too high, of many requests at once, have put v
+-- far ahead; a customer that arrived then would wait until the other has used up the difference.
+local function correct_tag(sum, key)
+  local index, change = P .. 'backlogs:' .. sum.tier, (sum.measured + sum.other - (sum.count + sum.others) * sum[1]) / sum[2]
+  if change == 0 then return end
+  local tag = call('ZADD', index, 'XX', 'INCR', change, sum.customer)
+  if not tag then
     call('HINCRBYFLOAT', key, 'tag', change)
-    call('PEXPIRE', key, backlogs.FLOW_MS)
+    return call('PEXPIRE', key, backlogs.FLOW_MS)
   end
-  local mean = sum.count > 0 and moving_mean(cost, sum.measured, sum.count) or cost
-  if sum.count == 0 or sum[3] and math.abs(mean - cost) <= cost * SAME then return end
+  local fair = backlogs.tier(sum.tier)
+  local least = fair.v - REFUND * fair.cost / sum[2]
+  if change < 0 and tonumber(tag) < least then call('ZADD', index, 'XX', least, sum.customer) end
+end
+
+local function apply_settlement(sum)
+  local key = P .. 'flow:' .. sum.tier .. ':' .. sum.customer
+  correct_tag(sum, key)
+  if sum.count == 0 or not has_backlogs(sum.tier) then return end
+  local flow = backlogs.flow(sum.tier, sum.customer) -- its mean of now: in slots, many requests run that were charged before
+  local mean = moving_mean(flow.cost, sum.measured, sum.count)
+  if flow.is_known and math.abs(mean - flow.cost) <= flow.cost * SAME then return end
+  flow.cost, flow.is_known = mean, true
   call('HSET', key, 'cost', mean)
   call('PEXPIRE', key, backlogs.FLOW_MS)
 end
@@ -72,7 +94,8 @@ local function apply_settlements()
   end
   for tier, mean in pairs(means) do
     if mean.count > 0 then
-      local cost = moving_mean(backlogs.tier(tier).cost, mean.measured, mean.count)
+      local cost = backlogs.tier(tier).cost
+      if has_backlogs(tier) then cost = moving_mean(cost, mean.measured, mean.count) end
       local most = APART_MOST * cost
       local apart = math.max(-most, math.min(most, backlogs.tier(tier).apart + mean.apart))
       redis.pcall('HSET', P .. 'fair:' .. tier, 'cost', cost, 'apart', apart)
@@ -80,7 +103,7 @@ local function apply_settlements()
     end
   end
   for _, of_tier in pairs(parts) do
-    for _, part in pairs(of_tier or {}) do pcall(apply_part, part) end
+    for _, part in pairs(of_tier) do pcall(apply_part, part) end
   end
-  settlements, parts = {}, {}
+  settlements, parts, backlogged = {}, {}, {}
 end

@@ -15,6 +15,8 @@ LEAD = 256
 """The largest distance of a customer's tag from the virtual time when it returns, in requests of mean cost."""
 SAMPLES = 16
 """So many new costs replace a mean."""
+REFUND = 64
+"""How far below the virtual time the correction of an estimate may put a tag, in requests of mean cost."""
 APART_SHARE, APART_MOST = 0.02, 16.0
 """The part of the GPU time for empty places of batches of quiet customers, and its most, in mean requests."""
 
@@ -221,17 +223,22 @@ class FairQueue:
         if not sums:
             return
         for flow, change, total, number in sums.values():
+            tag = flow.tag + change / flow.weight
             if flow.backlog and change:  # It gets another place in the order.
                 place = bisect_left(self._waiting, flow.tag, key=lambda entry: entry[0])
                 while self._waiting[place][2] is not flow:
                     place += 1
                 del self._waiting[place]
-                insort(self._waiting, (flow.tag + change / flow.weight, next(self._numbers), flow))
-            flow.tag += change / flow.weight
-            flow.cost = _moving_mean(flow.cost if flow.is_known else self.mean_cost, total, number)
-            flow.is_known = True
+                if change < 0:
+                    tag = max(tag, self.virtual_time - REFUND * self.mean_cost / flow.weight)
+                insort(self._waiting, (tag, next(self._numbers), flow))
+            flow.tag = tag
+            if self._waiting:  # GPUs that are not full are shared by fewer requests, each of which costs more.
+                flow.cost = _moving_mean(flow.cost if flow.is_known else self.mean_cost, total, number)
+                flow.is_known = True
         total, number = sum(each[2] for each in sums.values()), sum(each[3] for each in sums.values())
-        self.mean_cost = _moving_mean(self.mean_cost, total, number)
+        if self._waiting:
+            self.mean_cost = _moving_mean(self.mean_cost, total, number)
         most = APART_MOST * self.mean_cost
         self._apart_ms = max(-most, min(most, self._apart_ms + total * (APART_SHARE - empty_part)))
 
