@@ -1,11 +1,14 @@
 """The sweep over the open responses of an endpoint: when it reads, and what ends a response."""
 
 import asyncio
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any
 from unittest.mock import Mock
 
 import aiohttp
 import pytest
+import uvloop
 from aiohttp.base_protocol import BaseProtocol
 
 from gpu_pool.backends.openai_endpoint.client import CallTimeout, ResponseAborted
@@ -36,6 +39,18 @@ class Bench:
         return asyncio.create_task(self.sweep.read(body, take, until, until))
 
 
+def on_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test in the loop of a model process, whose timers differ from those of asyncio's own."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(test())
+
+    return run
+
+
+@on_uvloop
 async def test_one_sweep_reads_what_several_responses_received() -> None:
     """They wait without a timer for each of them, and each gets its own data."""
     bench, received = Bench(), list[bytes]()
@@ -50,6 +65,7 @@ async def test_one_sweep_reads_what_several_responses_received() -> None:
     assert bench.sweeps == 1
 
 
+@on_uvloop
 async def test_data_that_arrives_all_the_time_does_not_postpone_a_sweep() -> None:
     """The first response is read while others still begin."""
     bench = Bench()
@@ -68,6 +84,7 @@ async def test_data_that_arrives_all_the_time_does_not_postpone_a_sweep() -> Non
     assert len(tasks) < len(others)
 
 
+@on_uvloop
 async def test_a_body_that_was_received_before_it_is_read() -> None:
     """It is read at once; its end without what was expected is reported."""
     bench, parts = Bench(), list[bytes]()
@@ -79,6 +96,7 @@ async def test_a_body_that_was_received_before_it_is_read() -> None:
     assert parts == [b"all"]
 
 
+@on_uvloop
 async def test_a_lost_connection_ends_its_response_alone() -> None:
     """Another response of the same endpoint continues."""
     bench = Bench()
@@ -93,6 +111,7 @@ async def test_a_lost_connection_ends_its_response_alone() -> None:
     assert await continues is True
 
 
+@on_uvloop
 async def test_a_silent_response_times_out() -> None:
     """Before its first part by the time given, after it by the silence; a response that has data meanwhile continues."""
     bench = Bench(silence_s=0.1)

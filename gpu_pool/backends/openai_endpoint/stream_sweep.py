@@ -45,7 +45,8 @@ class StreamSweep:
         self._silence_s = silence_s
         self._clock = clock
         self._open: set[_OpenResponse] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._due_s = math.inf  # In the time of the loop. A handle of uvloop does not always know it.
         self._news: asyncio.Future[None] | None = None
         self._swept_at = -math.inf
 
@@ -85,11 +86,12 @@ class StreamSweep:
     def _plan(self, after_s: float) -> None:
         """Sweep after this time, or when it is planned if that is earlier."""
         loop = asyncio.get_running_loop()
+        due_s = loop.time() + after_s
         if self._timer is not None:
-            if self._timer.when() <= loop.time() + after_s:
+            if self._due_s <= due_s:
                 return
             self._timer.cancel()
-        self._timer = loop.call_later(after_s, self._sweep)
+        self._timer, self._due_s = loop.call_later(after_s, self._sweep), due_s
 
     def _sweep(self) -> None:
         now, has_new = self._clock(), False
