@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from tierlane.cli import app
@@ -49,3 +50,14 @@ async def customer(db: Connection, name: str = "acme", tier: str = "paid") -> st
     """Insert a customer; its id."""
     row_id: str = await db.fetchval("INSERT INTO customers (name, tier) VALUES ($1, $2) RETURNING id::text", name, tier)
     return row_id
+
+
+@pytest.fixture
+async def acme(db: Connection) -> str:
+    """The id of a customer `acme` of the tier paid."""
+    return await customer(db)
+
+
+@pytest.fixture
+def admin(database_url: str, acme: str) -> Admin:
+    return Admin(database_url)

@@ -9,12 +9,12 @@ import asyncpg
 import pytest
 
 from gateway.host_lists import CallbackHosts, host_list
-from integration.admin_fixtures import Admin, customer
+from integration.admin_fixtures import Admin, acme, admin, customer
 from integration.ledger_fixtures import database_url, db, dsn, postgres_server
 from ledger.admin.changes import changing
 from ledger.catalog.loader import load
 
-__all__ = ["database_url", "db", "postgres_server"]
+__all__ = ["acme", "admin", "database_url", "db", "postgres_server"]
 
 Connection = Any
 CATALOG = ("tiers", "customers", "api_keys", "quotas", "models", "prices", "config_changes", "catalog_version")
@@ -25,17 +25,6 @@ GOLD = (
 )
 """The required options of a new tier."""
 HOUR, DAY = 3600.0, 86_400.0
-
-
-@pytest.fixture
-async def acme(db: Connection) -> str:
-    """The id of a customer `acme` of the tier paid."""
-    return await customer(db)
-
-
-@pytest.fixture
-def admin(database_url: str, acme: str) -> Admin:
-    return Admin(database_url)
 
 
 async def tables(db: Connection) -> dict[str, list[tuple[Any, ...]]]:

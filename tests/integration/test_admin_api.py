@@ -13,19 +13,13 @@ from gateway.admin_api.route import AdminRoute
 from gateway.admin_api.routes import ROUTES
 from gateway.jobs.webhook_security import customer_key, secret_text
 from integration.admin_api_fixtures import CALLBACK_SECRET, AdminApi, api, running_admin_api
-from integration.admin_fixtures import Admin, customer
+from integration.admin_fixtures import Admin, acme, customer
 from integration.ledger_fixtures import database_url, db, postgres_server
 
-__all__ = ["api", "database_url", "db", "postgres_server"]
+__all__ = ["acme", "api", "database_url", "db", "postgres_server"]
 
 Connection = Any
 LAST_ACTOR = "SELECT changed_by FROM config_changes ORDER BY id DESC LIMIT 1"
-
-
-@pytest.fixture
-async def acme(db: Connection) -> str:
-    """The id of a customer `acme` of the tier paid."""
-    return await customer(db)
 
 
 async def test_a_customer_from_creation_to_deletion(api: AdminApi, db: Connection) -> None:

@@ -4,21 +4,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
-import pytest
-
 from integration.admin_api_fixtures import AdminApi, add_requests, api
-from integration.admin_fixtures import Admin, customer
+from integration.admin_fixtures import Admin, acme, customer
 from integration.ledger_fixtures import database_url, db, postgres_server
 
-__all__ = ["api", "database_url", "db", "postgres_server"]
+__all__ = ["acme", "api", "database_url", "db", "postgres_server"]
 
 Connection = Any
-
-
-@pytest.fixture
-async def acme(db: Connection) -> str:
-    """The id of a customer `acme` of the tier paid."""
-    return await customer(db)
 
 
 async def test_requests_are_searched_in_the_audit(api: AdminApi, db: Connection, acme: str) -> None:

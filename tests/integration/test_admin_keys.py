@@ -6,27 +6,16 @@ from typing import Any
 import pytest
 
 from gateway.jobs.webhook_security import customer_key, secret_bytes, secret_text
-from integration.admin_fixtures import Admin, customer
+from integration.admin_fixtures import Admin, acme, admin
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.api_key import verify
 from ledger.catalog.loader import load
 from scheduler.errors import RequestError
 
-__all__ = ["database_url", "db", "postgres_server"]
+__all__ = ["acme", "admin", "database_url", "db", "postgres_server"]
 
 Connection = Any
 HOUR, DAY = 3600.0, 86_400.0
-
-
-@pytest.fixture
-async def acme(db: Connection) -> str:
-    """The id of a customer `acme` of the tier paid."""
-    return await customer(db)
-
-
-@pytest.fixture
-def admin(database_url: str, acme: str) -> Admin:
-    return Admin(database_url)
 
 
 async def works(db: Connection, key: str, after_s: float = 0.0) -> bool:
